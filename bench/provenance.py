@@ -64,7 +64,7 @@ def read_object(path: Path, keys: Sequence[str], maker: str) -> dict[str, Any]:
     except FileNotFoundError:
         raise ValueError(f"there is no file {path}; name one that {maker} wrote") from None
     except ValueError as error:
-        raise ValueError(f"{path} is no JSON ({error}); name a file that {maker} wrote") from None
+        raise ValueError(f"{path} is not JSON ({error}); name a file that {maker} wrote") from None
     missing = list(keys) if not isinstance(found, dict) else [key for key in keys if key not in found]
     if missing or not isinstance(found, dict):
         raise ValueError(f"{path} has no {', '.join(missing) or 'object'}; name a file that {maker} wrote")

@@ -17,13 +17,13 @@ FLOAT32_MAX = torch.finfo(torch.float32).max
 OUT_DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 NVFP4: Literal["nvfp4"] = "nvfp4"
 MXName = Literal["mxfp4", "mxfp8_e4m3", "mxfp8_e5m2"]
-ResultName = Literal["nvfp4", MXName]
+ResultName = Literal["nvfp4", "nvfp4_four_over_six", MXName]
 FP8Name = Literal["fp8_1x128"]
-QuantizedName = Literal["nvfp4", "mxfp4", "mxfp8_e4m3", "mxfp8_e5m2", "fp8_1x128"]
+QuantizedName = Literal["nvfp4", "nvfp4_four_over_six", "mxfp4", "mxfp8_e4m3", "mxfp8_e5m2", "fp8_1x128"]
 OutDtype = torch.dtype | QuantizedName
 # Format of quantized results by its name in ``out_dtype``. The last one requires operands of that format.
 RESULT_FORMATS: dict[Any, BlockFormat] = {
-    name: block_format.FORMATS[name] for name in (*get_args(ResultName), *get_args(FP8Name))
+    name: block_format.format_named(name) for name in (*get_args(ResultName), *get_args(FP8Name))
 }
 Form = Literal["list", "ragged", "masked", "batched"]
 Activation = Literal["silu", "gelu_tanh", "relu2", "swiglu_oai"]
@@ -164,7 +164,7 @@ def check_early_weights(early_weights: Any) -> None:
     """Raises TypeError unless ``early_weights`` is a bool."""
     if not isinstance(early_weights, bool):
         raise TypeError(
-            f"early_weights={early_weights!r} is no bool; pass True where the launch before wrote no weights, else False"
+            f"early_weights={early_weights!r} is not a bool; pass True if the previous launch wrote no weights, else False"
         )
 
 

@@ -91,3 +91,9 @@ def text_table(header: Sequence[str], rows: Sequence[Sequence[str]], *, left: in
         for row in (header, *rows)
     )
     return "\n".join(line.rstrip() for line in lines)
+
+
+def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A table of Markdown; bars inside cells are escaped."""
+    lines = [header, ["---"] * len(header), *rows]
+    return "\n".join(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in line)} |" for line in lines)

@@ -44,7 +44,7 @@ def read_task(path: Path) -> Task:
     content = yaml.safe_load(path.read_text(encoding="utf-8"))
     missing = [key for key in ("files", "tests", "benchmarks") if key not in content]
     if missing:
-        raise ValueError(f"{path} has no {', '.join(missing)}; it is no task.yml")
+        raise ValueError(f"{path} has no {', '.join(missing)}; it is not a task.yml")
     files = {
         entry["name"]: (path.parent / entry["source"]).resolve()
         for entry in content["files"]

@@ -16,7 +16,6 @@ PENDING = {
     "tests/bench": 2,
     "tests/competition": 4,
     "tests/compile": 2,
-    "tests/emulator": 39,
     "tests/kernels": 2,
     "tests/planning": 4,
     "tests/problems": 4,

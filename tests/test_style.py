@@ -59,6 +59,7 @@ LEAVES = (
     "errors",
     "formats.block_format",
     "formats.codecs",
+    "formats.four_over_six",
     "formats.scale_layout",
     "formats.silu",
     "launch_table",

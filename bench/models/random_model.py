@@ -47,7 +47,7 @@ def config_of(model: str) -> Any:
     path = CONFIGS / f"{model}.json" if model in NAMES else Path(model)
     path = path / "config.json" if path.is_dir() else path
     if not path.is_file():
-        raise FileNotFoundError(f"{model} is no folder, no file, and none of {', '.join(NAMES)}")
+        raise FileNotFoundError(f"{model} is neither a folder, a file, nor one of {', '.join(NAMES)}")
     fields = json.loads(path.read_text())
     fields.pop("quantization_config", None)
     return AutoConfig.for_model(**fields)

@@ -9,12 +9,15 @@ is in the low bits. The minimum ignores NaN, which therefore becomes 7, as with 
 from dataclasses import dataclass
 from typing import Literal
 
+import cutlass
+import cutlass.cute as cute
 from cutlass import Float32, Uint32
 
 from nvfp4_cute.formats.block_format import E2M1, BlockFormat
 
 from . import fp8, ptx
 
+LARGEST_FLOAT32 = 3.4028234663852886e38
 TWO_23 = float(1 << 23)
 BYTE_SIGNS = 0x80808080
 
@@ -113,3 +116,17 @@ class Encoding:
     def signed(self) -> bool:
         """Whether ``pack`` takes signed values; otherwise it takes magnitudes, with the signs passed separately."""
         return self.element.signed
+
+
+@cute.jit
+def without_signs_of_nan(values: cute.Tensor, signs: list, amax: Float32) -> list:
+    """Returns words of signs, cleared where a value is NaN: e2m1 has no NaN, and it becomes +6 whatever its sign."""
+    size = cute.size(values)
+    cleared = cute.make_rmem_tensor(size // 2, Uint32)
+    for i in cutlass.range_constexpr(size // 2):
+        cleared[i] = signs[i]
+    if not amax <= LARGEST_FLOAT32:
+        for i in cutlass.range_constexpr(size):
+            other_half = Uint32(0xFFFF << 16 * ((i + 1) % 2))
+            cleared[i // 2] = cleared[i // 2] if values[i] == values[i] else cleared[i // 2] & other_half
+    return [cleared[i] for i in range(size // 2)]

@@ -9,6 +9,8 @@ ends at 448. If the scale is 0 or d is infinite, d = 1 and r = 0 give signed zer
 
 ue8m0 scales (MXFP4, MXFP8) are powers of two: the quotient is the value times the inverse power, rounded once where it is
 subnormal.
+
+4over6 (``four_over_six``) multiplies by the reciprocal and encodes a block twice.
 """
 
 from dataclasses import dataclass
@@ -20,12 +22,12 @@ from cutlass import Float32, Uint32
 from nvfp4_cute.formats.block_format import E2M1, FP32, UE8M0
 
 from . import fp8, ptx
-from .encode import Encoding
+from .encode import LARGEST_FLOAT32, Encoding, without_signs_of_nan
+from .four_over_six import encode_better
 from .select import select
 
 LEAST_DIVISOR, LEAST_FP8_DIVISOR, MOST_DIVISOR = 2.0**-98, 2.0**-90, 2.0**98
 RESCALE = 2.0**110
-LARGEST_FLOAT32 = 3.4028234663852886e38
 # prmt selector: the upper halves of two words.
 UPPER_HALVES = 0x7632
 # float32: lowest exponent bit, and the bits of infinity, a NaN and 2^-127.
@@ -47,9 +49,9 @@ def encode_block(x: list, global_scale: Float32 | None, encode: Encoding) -> tup
         encode: encoding of the format.
     """
     magnitudes = [ptx.abs_f32(value) for value in x]
-    amax = over_lanes(largest(magnitudes), encode.format.block_k // len(x))
-    code, factor = find_scale(amax, global_scale, encode)
-    return encode_part(x, magnitudes, BlockScale(amax, code, factor), encode), code
+    lanes = encode.format.block_k // len(x)
+    scale = scale_of_part(x, magnitudes, over_lanes(largest(magnitudes), lanes), global_scale, encode)
+    return encode_part(x, magnitudes, scale, encode), scale.code
 
 
 def largest(magnitudes: list) -> Float32:
@@ -73,11 +75,39 @@ class BlockScale:
     Attributes:
         amax: largest magnitude of the block; None for ue8m0 scales, which do not need it.
         code, factor: code and factor of the scale; for float32 scales, its bits and the scale itself.
+        words: words of elements of the thread's part of the block, where they decided about the scale; else None.
     """
 
     amax: Float32 | None
     code: Uint32
-    factor: Float32
+    factor: Float32 | None
+    words: list | None = None
+
+
+def scale_of_part(
+    x: list, magnitudes: list, amax: Float32, global_scale: Float32 | None, encode: Encoding
+) -> BlockScale:
+    """Returns the scale of a block of which a thread has ``x``; the next lanes have the rest. All lanes must call it.
+
+    Args:
+        x, magnitudes: Float32 values and their magnitudes.
+        amax: largest magnitude of the whole block.
+        global_scale, encode: see :func:`encode_block`.
+    """
+    if encode.format.scaling == "four_over_six":
+        values, signs = (x, None) if encode.signed else (magnitudes, signs_of(x))
+        quotient = scale_quotient(amax, global_scale, encode)
+        words, code = encode_better(values, signs, amax, quotient, global_scale, encode)
+        return BlockScale(amax, code, None, words)
+    return BlockScale(amax, *find_scale(amax, global_scale, encode))
+
+
+def signs_of(x: list) -> list:
+    """Returns words of two 16-bit floats with the signs of ``x``."""
+    words = [ptx.bits_of(value) for value in x]
+    return [
+        ptx.prmt(low, high, Uint32(UPPER_HALVES)) for low, high in zip(words[::2], words[1::2], strict=True)
+    ]
 
 
 def encode_part(x: list, magnitudes: list, scale: BlockScale, encode: Encoding) -> list:
@@ -88,13 +118,11 @@ def encode_part(x: list, magnitudes: list, scale: BlockScale, encode: Encoding) 
         scale: scale of the whole block.
         encode: encoding of the format.
     """
+    if scale.words is not None:
+        return scale.words
     if encode.signed:
         return encode_values(x, None, scale.amax, scale.code, scale.factor, encode)
-    words = [ptx.bits_of(value) for value in x]
-    signs = [
-        ptx.prmt(low, high, Uint32(UPPER_HALVES)) for low, high in zip(words[::2], words[1::2], strict=True)
-    ]
-    return encode_values(magnitudes, signs, scale.amax, scale.code, scale.factor, encode)
+    return encode_values(magnitudes, signs_of(x), scale.amax, scale.code, scale.factor, encode)
 
 
 def find_scale(amax: Float32, global_scale: Float32 | None, encode: Encoding) -> tuple[Uint32, Float32]:
@@ -128,12 +156,16 @@ def encode_values(
 
 def block_scale(amax: Float32, global_scale: Float32 | None, encode: Encoding) -> tuple[Uint32, Float32]:
     """Returns the e4m3 scale's code of a block with largest magnitude ``amax``, and the divisor of its values."""
-    quotient = ptx.div_f32(amax, Float32(encode.format.element.max))
-    if global_scale is not None:
-        quotient = ptx.div_f32(quotient, global_scale)
+    quotient = scale_quotient(amax, global_scale, encode)
     code = fp8.e4m3_code(quotient)
     divisor = ptx.unpack_f16x2(fp8.scales_to_f16x2(code))[0]
     return code, divisor if global_scale is None else divisor * global_scale
+
+
+def scale_quotient(amax: Float32, global_scale: Float32 | None, encode: Encoding) -> Float32:
+    """Returns the scale of a block with largest magnitude ``amax`` before it is rounded."""
+    quotient = ptx.div_f32(amax, Float32(encode.format.element.max))
+    return quotient if global_scale is None else ptx.div_f32(quotient, global_scale)
 
 
 @cute.jit
@@ -168,15 +200,7 @@ def encode_quotients(
         error = ptx.fma_f32(estimate, divisor, -values[i])
         values[i] = ptx.fma_f32(-error, inverse, estimate)
     if cutlass.const_expr(not encode.signed):
-        cleared = cute.make_rmem_tensor(size // 2, Uint32)
-        for i in cutlass.range_constexpr(size // 2):
-            cleared[i] = signs[i]
-        if not amax <= LARGEST_FLOAT32:
-            # e2m1 has no NaN; it becomes +6 whatever its sign.
-            for i in cutlass.range_constexpr(size):
-                other_half = Uint32(0xFFFF << 16 * ((i + 1) % 2))
-                cleared[i // 2] = cleared[i // 2] if values[i] == values[i] else cleared[i // 2] & other_half
-        signs = [cleared[i] for i in range(size // 2)]
+        signs = without_signs_of_nan(values, signs, amax)
     return encode.element.pack([values[i] for i in range(size)], signs)
 
 

@@ -1,7 +1,7 @@
 """The global scale of a tensor, and alphas with it as a factor, bit for bit equal to ``formats.global_scale``.
 
-x (rows, K) fp16 or bf16. The scale is the largest finite magnitude of x, divided by 2688; 1 if that is 0. Each of up to
-two float32 factors is multiplied by it, for a product's alpha.
+x (rows, K) fp16 or bf16. The scale is the largest finite magnitude of x, divided by 2688 (4over6: by 1536); 1 if
+that is 0. Each of up to two float32 factors is multiplied by it, for a product's alpha.
 
 Work: lanes take eight values in turn, and keep the largest magnitude as an integer, which has the order of magnitudes.
 One CTA handles a small x and stores the scale. For a larger x, every CTA stores its largest magnitude, and a second
@@ -14,7 +14,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32, Int64, Uint32
 
-from nvfp4_cute.formats.block_format import NVFP4
+from nvfp4_cute.formats.block_format import BlockFormat
 from nvfp4_cute.formats.codecs import FLOAT32_MIN_NORMAL
 from nvfp4_cute.launch_table import GlobalScale
 from nvfp4_cute.planning.arch.simt import AMAX_THREADS, AMAX_VALUES, WARP_SIZE
@@ -25,7 +25,6 @@ from ..common.launch_record import read_record
 from ..common.select import select
 from ..common.versions import SmemAllocator
 
-GLOBAL_SCALE_DIVISOR = NVFP4.element.max * NVFP4.scale.max
 MAGNITUDE = 0x7FFF
 # Magnitudes from here on are infinity and NaN.
 NOT_FINITE = {True: 0x7F80, False: 0x7C00}
@@ -56,10 +55,12 @@ class GlobalScaleKernel:
         is_bf16: whether x is bfloat16, else float16.
         is_small: whether one CTA does everything.
         num_times: number of factors that are multiplied by the scale, up to two.
+        format: format to which x will be quantized; decides the divisor of the largest magnitude.
         name: name of the kernel in profilers and in the emulator's reports.
     """
 
-    def __init__(self, is_bf16: bool, is_small: bool, num_times: int, name: str):
+    def __init__(self, is_bf16: bool, is_small: bool, num_times: int, format: BlockFormat, name: str):
+        self.divisor = format.global_scale_divisor
         self.is_bf16 = is_bf16
         self.is_small = is_small
         self.num_times = num_times
@@ -122,7 +123,7 @@ class GlobalScaleKernel:
     @cute.jit
     def store(self, operands: GlobalScaleOperands, most: Uint32):
         """Stores the scale and its products, from the bits of the largest magnitude."""
-        scale = scale_of_largest(most, self.is_bf16)
+        scale = scale_of_largest(most, self.is_bf16, self.divisor)
         times, products = operands.times[: self.num_times], operands.products[: self.num_times]
         store_scale_and_products(scale, operands.out, times, products)
 
@@ -150,10 +151,10 @@ def largest_of_cta(most: Uint32, tidx: Int32, threads: cutlass.Constexpr) -> Uin
 
 
 @cute.jit
-def scale_of_largest(most: Uint32, is_bf16: cutlass.Constexpr) -> Float32:
+def scale_of_largest(most: Uint32, is_bf16: cutlass.Constexpr, divisor: cutlass.Constexpr) -> Float32:
     """Returns the global scale, from the bits of the largest magnitude."""
     amax = ptx.float_of(most << 16) if is_bf16 else ptx.unpack_f16x2(most)[0]
-    scale = ptx.div_f32(amax, Float32(GLOBAL_SCALE_DIVISOR))
+    scale = ptx.div_f32(amax, Float32(divisor))
     scale = select(scale < FLOAT32_MIN_NORMAL, Float32(FLOAT32_MIN_NORMAL), scale)
     return select(most == 0, Float32(1.0), scale)
 

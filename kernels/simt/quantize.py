@@ -27,9 +27,10 @@ from nvfp4_cute.planning.arch.simt import AMAX_VALUES, QUANTIZE_WARPS, WARP_SIZE
 from ..common import ptx
 from ..common.device_groups import inclusive_sum
 from ..common.encode import Encoding
+from ..common.four_over_six import encode_better
 from ..common.global_access import KEEP, global_scalar, load_words, store_byte, store_words
 from ..common.launch_record import read_record
-from ..common.quantize_block import encode_block, encode_values, find_scale, over_lanes
+from ..common.quantize_block import encode_block, encode_values, find_scale, over_lanes, scale_quotient
 from .global_scale import (
     UNIT_BYTES,
     UNIT_WORDS,
@@ -208,7 +209,8 @@ class QuantizeKernel:
             ):
                 words = load_words(operands.x + Int64(unit) * UNIT_BYTES, UNIT_WORDS, KEEP)
                 most = largest_of_words(most, words, self.is_bf16)
-            scale = scale_of_largest(largest_of_cta(most, tidx, THREADS), self.is_bf16)
+            most = largest_of_cta(most, tidx, THREADS)
+            scale = scale_of_largest(most, self.is_bf16, self.encode.format.global_scale_divisor)
             if stores and tidx == 0:
                 store_scale_and_products(scale, operands.global_scale, operands.times, operands.products)
         return scale
@@ -336,10 +338,13 @@ def quantize_words(
         most = ptx.max_nan_x2(most, word, is_bf16)
     low, high = unpack(most, is_bf16)
     amax = over_lanes(ptx.max_nan(low, high), input_words(encode.format) // num_words)
-    code, factor = find_scale(amax, global_scale, encode)
     source = words if cutlass.const_expr(encode.signed) else magnitudes
     x = [value for i in range(num_words) for value in unpack(source[i], is_bf16)]
     signs = [words[i] for i in range(num_words)]
+    if cutlass.const_expr(encode.format.scaling == "four_over_six"):
+        quotient = scale_quotient(amax, global_scale, encode)
+        return encode_better(x, signs, amax, quotient, global_scale, encode)
+    code, factor = find_scale(amax, global_scale, encode)
     return encode_values(x, signs, amax, code, factor, encode), code
 
 

@@ -30,7 +30,7 @@ from ..common.global_access import store_half, store_words
 from ..common.group_table import WorkTile
 from ..common.output_kind import OutputKind
 from ..common.output_table import OutputTable, group_output, load_alphas
-from ..common.quantize_block import BlockScale, find_scale, largest, over_lanes
+from ..common.quantize_block import largest, over_lanes, scale_of_part
 from ..common.quantized_output import (
     QuantizedGroup,
     quantized_group,
@@ -353,7 +353,8 @@ def _store_quantized_pass(
     if cutlass.const_expr(is_shared):
         exchange = staging_address + WarpSchedule.num_math_groups * STAGING_BYTES + token * EXCHANGED_BYTES
         amax = _over_groups(amax, exchange, group, part == 0)
-    scale = BlockScale(amax, *find_scale(amax, target.global_scale, encode))
+    part_values = [values[i] for i in range(PART_COLUMNS)]
+    scale = scale_of_part(part_values, magnitudes, amax, target.global_scale, encode)
     if first + token < rows:
         store_quantized_part(
             values,

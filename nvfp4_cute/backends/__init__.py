@@ -1,4 +1,4 @@
-"""Where a task runs: a GPU, the emulator, or the float64 reference."""
+"""Backends, where a task runs: a GPU, the emulator, or the float64 reference."""
 
 from collections.abc import Callable
 from contextlib import suppress
@@ -13,16 +13,19 @@ from nvfp4_cute.compile.cache import NotCompiled, is_planning
 from nvfp4_cute.gpus import targets
 from nvfp4_cute.launch.task import Launch, Task
 
-# What precedes the name of the GPU to emulate: "emulator:RTX 5090", "emulator:sm_120a".
+# Prefix of the GPU to emulate: "emulator:RTX 5090", "emulator:sm_120a".
 EMULATOR_OF = "emulator:"
 Run = Callable[[Task], Launch | None]
 
 
 def resolve(name: str, device: torch.device) -> str:
-    """The backend that ``name`` stands for with tensors on ``device``: ``auto`` follows NVFP4_CUTE_BACKEND, then the device.
+    """Returns the backend that ``name`` means for tensors on ``device``.
+
+    ``auto`` follows NVFP4_CUTE_BACKEND, then the device.
 
     Raises:
-        ValueError: ``name`` is unknown. TypeError: it is no text.
+        ValueError: ``name`` is unknown.
+        TypeError: ``name`` is not a string.
     """
     if not isinstance(name, str):
         raise TypeError(f"backend={name!r} is no name; use one of {', '.join(env.BACKENDS)}, or leave it out")
@@ -38,10 +41,11 @@ def resolve(name: str, device: torch.device) -> str:
 
 
 def get(name: str, device: torch.device) -> Run:
-    """The run function of a backend, which is imported when it is first asked for: only some need cutlass.
+    """Returns the run function of a backend. Imports it on first use, because only some backends need cutlass.
 
     Raises:
-        ValueError: ``name`` is unknown. UnsupportedTarget: the GPU to emulate is unknown.
+        ValueError: ``name`` is unknown.
+        UnsupportedTarget: the GPU to emulate is unknown.
     """
     module, _, target = resolve(name, device).partition(":")
     run = import_module(f"{__name__}.{module}").run
@@ -49,14 +53,15 @@ def get(name: str, device: torch.device) -> Run:
 
 
 def run_task(name: str, task: Task) -> Launch | None:
-    """Run a task on a backend; a task without work is a no-op.
+    """Runs a task on a backend; a task without work is a no-op.
 
     Returns:
-        What a GPU was given, which a call like it may use again; None from elsewhere.
+        The launch on a GPU, which a similar call may reuse; None from other backends.
 
     Raises:
-        ValueError: ``name`` is unknown, or is not for the task's device. UnsupportedTarget: no kernel for the GPU.
-        UnsupportedProblem, ConfigError: what no kernel computes.
+        ValueError: ``name`` is unknown, or does not support the task's device.
+        UnsupportedTarget: no kernel for the GPU.
+        UnsupportedProblem, ConfigError: no kernel computes the task.
     """
     run = get(name, task.device)
     if task.is_empty:
@@ -71,7 +76,7 @@ def run_task(name: str, task: Task) -> Launch | None:
 
 
 def _plan(name: str, task: Task) -> None:
-    """Ask for the kernel of a task, and launch nothing. Integers that later operations read, such as row counts, are zeros."""
+    """Requests the kernel of a task without launching it. Integers that later operations read, such as row counts, are zeros."""
     for _, tensor, is_written in task.tensors():
         if is_written and tensor.dtype == torch.int32:
             tensor.zero_()
@@ -83,10 +88,11 @@ def _plan(name: str, task: Task) -> None:
 
 
 def gpu_of(name: str, device: torch.device) -> targets.Gpu:
-    """The GPU that a backend computes on or emulates; the reference plans for a B200.
+    """Returns the GPU that a backend computes on or emulates. The reference plans for a B200.
 
     Raises:
-        ValueError: ``name`` is unknown. UnsupportedTarget: the GPU to emulate is unknown.
+        ValueError: ``name`` is unknown.
+        UnsupportedTarget: the GPU to emulate is unknown.
     """
     module, _, target = resolve(name, device).partition(":")
     if module == "cuda" and device.type == "cuda":

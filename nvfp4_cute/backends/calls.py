@@ -1,6 +1,6 @@
-"""The one way of every call: known by its signature and launched at once, or checked, planned, run and remembered.
+"""The common path of every call: a known signature launches at once; others are checked, planned, run and remembered.
 
-Calls that follow each other are remembered together (``chain``): the next time one comparison of signatures serves all of them.
+Consecutive calls are remembered together (``chain``). The next time, one comparison of signatures serves all of them.
 """
 
 import threading
@@ -21,7 +21,7 @@ from nvfp4_cute.launch.task import Task
 
 
 class LaunchedChain(NamedTuple):
-    """A chain that was launched as it was prepared: what it read, and what it wrote."""
+    """A chain that was launched from its preparation, with its inputs and results."""
 
     chain: PreparedChain
     inputs: list[torch.Tensor]
@@ -29,11 +29,11 @@ class LaunchedChain(NamedTuple):
 
 
 class _OfThread(threading.local):
-    """What is being watched; None: nothing is.
+    """State of the watched block; None outside.
 
     Attributes:
-        made: calls of a chain, None for one that cannot be part of it.
-        launched: chains.
+        made: calls of a chain, None for a call that cannot be part of it.
+        launched: launched chains.
     """
 
     made: list[Made | None] | None = None
@@ -51,18 +51,19 @@ def call(
     check: Callable[..., tuple[Task, list[torch.Tensor]]],
     *arguments: Any,
 ) -> list[torch.Tensor]:
-    """Compute; the second call with operands of the same kind only fills in addresses (``launch.prepared``).
+    """Computes. Later calls with operands of the same kind only replace addresses (``launch.prepared``).
 
     Args:
-        backend: its name, as of the operation.
-        settings: all else that decides how the call is made, hashable: the operation, arguments that are no tensors, counts
-            of operands.
-        inputs: what it reads, in the order of the task's tensors.
-        outs: what it writes, where the caller gives it. What is no tensor, in either, sends the call the long way.
-        check, arguments: the long way: checks the arguments; returns the task, and what it writes.
+        backend: name of the backend, see the operation.
+        settings: everything else that determines the call, hashable: the operation, arguments that are not tensors,
+            numbers of operands.
+        inputs: operands, in the order of the task's tensors.
+        outs: outputs given by the caller. A value in ``inputs`` or ``outs`` that is not a tensor disables the short
+            path.
+        check, arguments: the full path: checks the arguments; returns the task and its outputs.
 
     Returns:
-        What was written: ``outs``, or new tensors.
+        The outputs: ``outs``, or new tensors.
     """
     key, known = prepared.lookup(inputs + outs if outs else inputs, *settings, len(outs), backend)
     if known is not None:
@@ -83,27 +84,28 @@ def call(
 
 
 def run(backend: str, task: TableTask) -> None:
-    """Compute a checked task. The second one of its kind is launched without its table being made (``launch.prepared``).
+    """Computes a checked task. The second task of its kind is launched without building its table (``launch.prepared``).
 
     Args:
-        backend: its name, as of the operation.
-        task: whose table follows from its fields, but for addresses: from shapes, strides and dtypes of tensors, and all else.
+        backend: name of the backend, see the operation.
+        task: a task whose table depends only on its fields, except for addresses: shapes, strides and dtypes of
+            tensors, and all other values.
     """
     inputs, outs, settings = task.call()
     call(backend, settings, inputs, outs, lambda: (task, outs))
 
 
 def chain(backend: str, run: Callable[..., torch.Tensor], *arguments: Any) -> torch.Tensor:
-    """Compute ``run(*arguments)``, whose launches are repeated as one once each of them was prepared.
+    """Computes ``run(*arguments)``. After each of its launches has been prepared, they are repeated as one.
 
     Args:
-        backend: its name, as of the operations.
-        run: a function of a module. It calls operations that write new tensors and nothing else, reads only tensors among its
-            arguments, and what it does follows from the kind of those and from the other arguments.
+        backend: name of the backend, see the operations.
+        run: a function of a module. It calls only operations that write new tensors, and reads no tensors but its
+            arguments. Its work depends only on the kind of these tensors and on the other arguments.
         arguments: tensors, records and tuples of tensors, and hashable settings.
 
     Returns:
-        What ``run`` returns.
+        The result of ``run``.
     """
     if _watched.made is not None:  # part of another chain
         return run(*arguments)
@@ -129,12 +131,12 @@ def chain(backend: str, run: Callable[..., torch.Tensor], *arguments: Any) -> to
     return result
 
 
-# Settings whose kind is looked at first: arguments are few tensors and many of these.
+# Types of settings that are checked first: arguments are few tensors and many settings.
 _PLAIN = frozenset((str, int, float, bool, type(None), torch.dtype, BlockFormat))
 
 
 def _settings(arguments: Iterable[Any], tensors: list[torch.Tensor]) -> tuple[Any, ...]:
-    """All that arguments say but for their tensors, which are appended to ``tensors``, those in records and tuples too."""
+    """Returns all arguments except their tensors, which are appended to ``tensors``, including those in records and tuples."""
     settings: list[Any] = []
     for argument in arguments:
         kind = type(argument)
@@ -152,7 +154,7 @@ def _settings(arguments: Iterable[Any], tensors: list[torch.Tensor]) -> tuple[An
 
 @contextmanager
 def watching_chains() -> Iterator[list[LaunchedChain]]:
-    """The chains that this thread launches in the meantime."""
+    """Context manager that returns the list of chains launched by this thread within the block."""
     launched: list[LaunchedChain] = []
     before, _watched.launched = _watched.launched, launched
     try:

@@ -1,4 +1,4 @@
-"""The GPU in the machine."""
+"""The backend that runs on this machine's GPU."""
 
 from functools import cache
 
@@ -12,10 +12,12 @@ gpu_of = cache(targets.gpu_of)
 
 
 def run(task: Task) -> Launch:
-    """Launch on the current stream of the task's device; does not wait.
+    """Launches on the current stream of the task's device, without waiting.
 
     Raises:
-        ValueError: CPU operands. UnsupportedTarget: a GPU without a kernel. UnsupportedProblem: ``tensor_map_fault``.
+        ValueError: CPU operands.
+        UnsupportedTarget: a GPU without a kernel.
+        UnsupportedProblem: see ``tensor_map_fault``.
     """
     device = task.device
     if device.type != "cuda":

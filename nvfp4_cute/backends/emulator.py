@@ -24,7 +24,7 @@ from nvfp4_cute.operands.overlap import span_bytes
 from nvfp4_cute.timing.clock import Chain, Clock
 from nvfp4_cute.timing.result import Timing
 
-# Native host code of any thread launches on the emulator that became the process's device last.
+# Native host code of any thread launches on the emulator that last became the process's device.
 _one_at_a_time = threading.RLock()
 
 
@@ -32,35 +32,35 @@ def _after_fork_in_child() -> None:
     global _one_at_a_time
     _one_at_a_time = (
         threading.RLock()
-    )  # a thread of the parent may hold the other, and nobody here would release it
+    )  # a thread of the parent may hold the old lock, and nothing here would release it
 
 
 os.register_at_fork(after_in_child=_after_fork_in_child)
 
 
 WorkOf = Callable[[Task, Launch, str], Sequence[LaunchWork | None]]
-"""Of a task, its launch, and the architecture: what the clusters of each launch compute, None where it is not known."""
+"""Maps a task, its launch, and the architecture to the work of each launch's clusters; None if unknown."""
 
 
 @dataclass
 class Observer:
-    """What a caller of :func:`observe` sees of the emulated launches.
+    """The view that a caller of :func:`observe` has of emulated launches.
 
     Attributes:
         progress: called with (CTAs finished, CTAs launched) as a launch proceeds, or None.
-        mode: when asynchronous operations happen, as ``emulator.fronts.driver.Emulator`` takes it.
+        mode: when asynchronous operations happen, see ``emulator.fronts.driver.Emulator``.
         check: whether to look for hazards.
         timing: whether to model the time of every launch instead of computing its result.
-        timeline: whether the modelled times say what every warp did when.
-        all_layouts: whether they are modelled in every layout of memory.
+        timeline: whether modelled times include the actions of every warp.
+        all_layouts: whether to model times in every layout of memory.
         count_banks: whether to count bank conflicts (``stats[i].banks``).
-        chain: where given, launches are not modelled one by one but kept there, to be modelled together.
-        work_of: where given, what the clusters of a launch compute: those that are alike are executed once, for their time.
-        plans: of every launch of a grouped GEMM, in order.
-        stats: statistics of every launch, in order (``emulator.machine.Stats``).
-        timings: modelled times of every launch, in order.
-        hazards: what the checker found, notes among it.
-        last_launch: which checked launch the next one follows.
+        chain: if given, launches are stored there to be modelled together, not one by one.
+        work_of: if given, returns the work of a launch's clusters, so that equal clusters are executed only once.
+        plans: plans of all grouped GEMM launches, in order.
+        stats: statistics of all launches, in order (``emulator.machine.Stats``).
+        timings: modelled times of all launches, in order.
+        hazards: findings of the checker, including notes.
+        last_launch: the checked launch that the next one follows.
     """
 
     progress: Callable[[int, int], None] | None = None
@@ -95,11 +95,11 @@ def observe(
     work_of: WorkOf | None = None,
     chain: Chain | None = None,
 ) -> Iterator[Observer]:
-    """Watch the launches that this thread makes on the emulator inside the block.
+    """Context manager that watches the launches that this thread makes on the emulator.
 
-    ``mode``, ``check`` and ``count_banks`` are how they run; hazards are raised as an EmulatorError. With ``timing``
-    their times are modelled, and their results are not computed; ``work_of`` has clusters that are alike executed once;
-    ``chain`` keeps what is recorded, instead.
+    ``mode``, ``check`` and ``count_banks`` set how they run; hazards are raised as an EmulatorError. ``timing`` models
+    their times instead of computing results; ``work_of`` executes equal clusters only once; ``chain`` stores the
+    records instead.
     """
     observer = Observer(progress, mode, check, timing, timeline, all_layouts, count_banks, work_of, chain)
     token = _observer.set(observer)
@@ -122,9 +122,10 @@ def on_emulator(
     all_layouts: bool = False,
     chain: Chain | None = None,
 ) -> Iterator[Emulator]:
-    """An emulated GPU, by default a B200, on which CuTe DSL functions compiled inside the block launch.
+    """Context manager for an emulated GPU, by default a B200, that runs the launches of CuTe DSL functions compiled inside it.
 
-    ``timing``: model the times of launches instead of computing their results; ``chain``: only record them, there.
+    ``timing``: model the times of launches instead of computing their results. ``chain``: only record them, in this
+    chain.
 
     Raises:
         EmulatorError: the launch shim is missing, or the emulated program broke a rule of the machine.
@@ -146,10 +147,11 @@ def on_emulator(
 
 
 def run(task: Task, target: Target = B200) -> None:
-    """Execute the kernel of ``target`` on CPU operands and return when it is done.
+    """Executes the kernel of ``target`` on CPU operands and returns when it is done.
 
     Raises:
-        ValueError: CUDA operands. EmulatorError: the kernel broke a rule of the machine.
+        ValueError: CUDA operands.
+        EmulatorError: the kernel broke a rule of the machine.
     """
     with _emulated(task.device, target) as (observer, emulator):
         launch = task.launch(target.gpu, for_emulator=True)
@@ -157,7 +159,7 @@ def run(task: Task, target: Target = B200) -> None:
         tensors = list(task.tensors())
         if observer.chain is not None:
             observer.chain.held.append(tensors)
-        # Results of a chain are read, too, and some are written twice: one range each.
+        # Results of a chain are also read, and some are written twice; each needs one range.
         written = {tensor.data_ptr() for _, tensor, writable in tensors if writable}
         by_size = sorted(tensors, key=lambda entry: span_bytes(entry[1]))
         by_address = {tensor.data_ptr(): (name, tensor) for name, tensor, _ in by_size}
@@ -166,7 +168,7 @@ def run(task: Task, target: Target = B200) -> None:
         if observer.work_of is not None:
             emulator.expect(*observer.work_of(task, launch, target.arch))
         held = launch.attach(task.device, 0)
-        if held is not None:  # what the kernel's launches hand on
+        if held is not None:  # memory that the kernel's launches pass on
             if observer.chain is not None:
                 observer.chain.held.append(held)
             emulator.add_range("workspace", held.address, held.nbytes, True)
@@ -179,7 +181,7 @@ def run(task: Task, target: Target = B200) -> None:
 
 @contextmanager
 def _emulated(device: torch.device, target: Target) -> Iterator[tuple[Observer, Emulator]]:
-    """The emulated GPU as the block's observer wants it, and that observer."""
+    """Context manager for the emulated GPU with the settings of the block's observer. Yields the observer and the GPU."""
     if device.type != "cpu":
         raise ValueError(
             f'backend="emulator" takes CPU tensors; operands are on {device}: move them with .cpu()'

@@ -1,6 +1,6 @@
-"""What is installed, which GPUs there are, and which of them have kernels.
+"""Installed versions, visible GPUs, and which of them have kernels.
 
-Nothing is imported or queried before one of these functions is called.
+Imports and queries happen only when one of these functions is called.
 """
 
 import importlib.metadata
@@ -13,14 +13,14 @@ from nvfp4_cute.gpus import targets
 from nvfp4_cute.gpus.targets import Target
 
 DSL_PREFIX = "nvidia-cutlass-dsl"
-CUDA_13_ARCHS = ("sm_110a",)  # whose names are other ones in CUDA 12
+CUDA_13_ARCHS = ("sm_110a",)  # these have other names in CUDA 12
 
 
 @dataclass(frozen=True)
 class Gpu:
-    """One visible GPU: its index in torch, its name, and what code for it is compiled for ("sm_100a").
+    """One visible GPU: its index in torch, its name, and the architecture of its code ("sm_100a").
 
-    `target` is its entry in the table of targets; None for a product, or a part of one, that is not there.
+    `target` is its entry in the table of targets; None for a product, or a part of one, without an entry.
     """
 
     index: int
@@ -30,7 +30,7 @@ class Gpu:
 
 
 def versions() -> dict[str, str | None]:
-    """Return the version of Python and of each distribution that decides what is compiled; None where it is missing.
+    """Returns the version of Python and of each distribution that affects compilation; None for a missing one.
 
     All nvidia-cutlass-dsl distributions are listed: a mix of versions is the usual cause of a broken install.
     """
@@ -54,14 +54,14 @@ def _version(name: str) -> str | None:
 
 
 def version_problem(found: dict[str, str | None]) -> str | None:
-    """Say why these versions cannot compile a kernel, or None. `found` is what `versions` returns."""
+    """Returns why these versions cannot compile a kernel, or None. `found` is the result of `versions`."""
     if found[DSL_PREFIX] is None:
         return f"{DSL_PREFIX} is not installed: no kernel can be compiled; run `pip install -e .`"
     dsl = {name: version for name, version in found.items() if name.startswith(DSL_PREFIX)}
     if len(set(dsl.values())) > 1:
         listed = ", ".join(f"{name} {version}" for name, version in dsl.items())
         return f"{listed}: all must have one version; run `pip install --force-reinstall {DSL_PREFIX}=={found[DSL_PREFIX]}`"
-    # The package has it in a folder of its own, which a .pth file names.
+    # The package keeps it in a separate folder, which a .pth file names.
     if importlib.util.find_spec("cutlass") is None:
         return (
             f"{DSL_PREFIX} {found[DSL_PREFIX]} is installed, but its module `cutlass` is not found: its .pth file is read "
@@ -71,7 +71,7 @@ def version_problem(found: dict[str, str | None]) -> str | None:
 
 
 def refused_archs() -> tuple[str, ...]:
-    """Architectures of ours that the installed compiler does not know."""
+    """Returns our architectures that the installed compiler does not know."""
     from nvfp4_cute import private_api
     from nvfp4_cute.planning.arch import simt
 
@@ -80,11 +80,11 @@ def refused_archs() -> tuple[str, ...]:
 
 
 def toolkit_problem(arch: str, found: dict[str, str | None]) -> str | None:
-    """Say why code for `arch` will not load under a CUDA 13 driver, or None. `found` is what `versions` returns.
+    """Returns why code for `arch` will not load under a CUDA 13 driver, or None. `found` is the result of `versions`.
 
-    CuTe DSL has the libraries of CUDA 12. It takes those of CUDA 13 where they are also installed and the driver
-    is new enough or missing. The architecture of Thor has another name in each: code for sm_101a, as CUDA 12 has it,
-    is refused by drivers of CUDA 13.
+    CuTe DSL comes with the libraries of CUDA 12. It uses those of CUDA 13 if they are also installed and the driver is
+    new enough or missing. The architecture of Thor has a different name in each: drivers of CUDA 13 refuse code for
+    sm_101a, its name in CUDA 12.
     """
     if arch not in CUDA_13_ARCHS or f"{DSL_PREFIX}-libs-cu13" in found:
         return None
@@ -95,7 +95,7 @@ def toolkit_problem(arch: str, found: dict[str, str | None]) -> str | None:
 
 
 def gpus() -> list[Gpu]:
-    """Return the GPUs that torch can use; an empty list without a driver or with a CPU build of torch."""
+    """Returns the GPUs that torch can use; an empty list without a driver or with a CPU build of torch."""
     import torch
 
     if not torch.cuda.is_available():
@@ -108,16 +108,16 @@ def gpus() -> list[Gpu]:
 
 
 def native_gpus() -> list[Gpu]:
-    """Return the GPUs that there is a kernel for."""
+    """Returns the GPUs for which there is a kernel."""
     from nvfp4_cute.planning.arch import simt
 
     return [gpu for gpu in gpus() if gpu.arch in simt.ARCHS]
 
 
 def missing_gpu_reason(arch: str) -> str | None:
-    """Say why no kernel compiled for `arch` ("sm_100a") can run on a GPU here, or None where one can.
+    """Returns why no kernel compiled for `arch` ("sm_100a") can run on a GPU here, or None if one can.
 
-    Such code runs on exactly its own compute capability: that is what the trailing letter says.
+    Such code runs on exactly its own compute capability; the trailing letter means that.
     """
     present = gpus()
     if arch in [gpu.arch for gpu in present]:
@@ -127,7 +127,7 @@ def missing_gpu_reason(arch: str) -> str | None:
 
 
 def shim_problem() -> str | None:
-    """Say why the emulator's launch shim (a small C library, built at install time) is missing, or None."""
+    """Returns why the emulator's launch shim (a small C library, built at install time) is missing, or None."""
     from nvfp4_cute.emulator.fronts.launch_shim import shim_path
 
     try:

@@ -1,4 +1,4 @@
-"""What a layer launched last: its next call with tensors of the same kind launches that, and works out no arguments."""
+"""Last launches of a layer: its next call with tensors of the same kind repeats them without computing arguments."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -11,17 +11,18 @@ from nvfp4_cute.launch import prepared
 from nvfp4_cute.launch.prepared_chain import PreparedChain
 from nvfp4_cute.operands.group_sizes import is_debugging
 
-# Kinds of calls that are known at a time: few rows and many, of a server that does both in turns.
+# Kinds of calls that are kept at a time, for example few rows and many rows of a server that alternates between them.
 MAX_KEPT = 4
 
 
 class _Kept(NamedTuple):
-    """A chain, and which calls it serves.
+    """A chain, and the calls that it serves.
 
     Attributes:
-        settings: of the call. calls: what the thread had prepared, which another thread and a later plan do not have.
-        guards: what tells the call's tensors from those of other kinds.
-        new, layout: make the result: shape, strides.
+        settings: settings of the call.
+        calls: the thread's prepared calls, which other threads and later plans do not have.
+        guards: distinguish the call's tensors from those of other kinds.
+        new, layout: make the result with its shape and strides.
     """
 
     settings: tuple
@@ -33,11 +34,11 @@ class _Kept(NamedTuple):
 
 
 class LastChains:
-    """The chains that the latest calls of one layer launched. Nothing of it is stored or copied with the layer.
+    """The chains that the latest calls of one layer launched. They are neither stored nor copied with the layer.
 
-    A call finds its chain by its settings and by the kind of its tensors: types, dtypes, shapes, strides, devices, and the
-    keys by which torch dispatches. These tell gradients, inference mode, autocast and negated views. The caller has asked
-    whether torch records (``private_api.is_traced``).
+    A call finds its chain by its settings and by the kind of its tensors: types, dtypes, shapes, strides, devices, and
+    torch's dispatch keys, which distinguish gradients, inference mode, autocast and negated views. The caller has
+    checked that torch does not record (``private_api.is_traced``).
     """
 
     def __init__(self) -> None:
@@ -53,12 +54,12 @@ class LastChains:
         run: Callable[..., torch.Tensor],
         *arguments: Any,
     ) -> torch.Tensor:
-        """``run(*arguments)``, whose one chain is launched at once where it was launched before.
+        """Calls ``run(*arguments)``, or launches its only chain at once if that was launched before.
 
         Args:
-            settings: what decides how ``run`` computes, but for tensors and the environment, hashable.
-            tensors: all that ``run`` reads, in the order of the chain's inputs. A chain that reads a converted copy of one of
-                them is not kept.
+            settings: everything that determines how ``run`` computes, except tensors and the environment; hashable.
+            tensors: all tensors that ``run`` reads, in the order of the chain's inputs. A chain that reads a converted
+                copy of one of them is not kept.
         """
         settings += (len(tensors), env.backend(), is_debugging())
         calls = prepared.of_thread()
@@ -72,7 +73,9 @@ class LastChains:
             result = run(*arguments)
         if len(launched) == 1 and prepared.TensorGuards is not None:
             chain, inputs, written = launched[0]
-            has_dtype = torch.is_autocast_enabled(result.device.type)  # of autocast, which no guard knows
+            has_dtype = torch.is_autocast_enabled(
+                result.device.type
+            )  # set by autocast, which no guard covers
             if not has_dtype and _addresses([*inputs, written]) == _addresses([*tensors, result]):
                 new, layout = result.new_empty(0).new_empty_strided, (result.shape, result.stride())
                 one = _Kept(settings, calls, prepared.guards_of(tensors), chain, new, layout)

@@ -1,9 +1,9 @@
-"""The float64 reference as a backend: right everywhere, fast nowhere."""
+"""The float64 reference as a backend: always correct, always slow."""
 
 from nvfp4_cute.launch.task import Task
 
 
 def run(task: Task) -> None:
-    """Have the task compute itself. Tensors without memory (the meta device) have results of the right shape, and no values."""
+    """Makes the task compute itself. Tensors without memory (the meta device) give results of the right shape without values."""
     if task.device.type != "meta":
         task.reference()

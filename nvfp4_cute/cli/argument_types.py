@@ -85,9 +85,7 @@ def device(text: str) -> str:
     try:
         found = torch.device(text)
     except RuntimeError:
-        raise ArgumentTypeError(
-            f"{text!r} is no device of torch; name cpu, or cuda, or cuda:1 and so on"
-        ) from None
+        raise ArgumentTypeError(f"{text!r} is not a torch device; use cpu, cuda, cuda:1 and so on") from None
     count = torch.cuda.device_count()
     if found.type == "cuda" and (found.index or 0) >= count:
         here = f"{count} GPUs here, from cuda:0 on" if count else "no GPU here: pass cpu"

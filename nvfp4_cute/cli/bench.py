@@ -33,7 +33,7 @@ def run(args: argparse.Namespace) -> int:
     if args.predict or args.against:
         return _blind(args)
     types.refuse_given(
-        args, ("recordings",), lambda name: f"--{name} keeps what --predict records: pass --predict FILE, too"
+        args, ("recordings",), lambda name: f"--{name} keeps what --predict records: also pass --predict FILE"
     )
     if "ep" in args.suites:
         return _over_ranks(args)
@@ -90,7 +90,7 @@ def _chosen(args: argparse.Namespace) -> list[Case]:
 
 def _layers(args: argparse.Namespace) -> int:
     if args.suites != ["layers"]:
-        raise ValueError("layers are modelled by themselves: name no other suite beside them")
+        raise ValueError("layers are modelled by themselves: name no other suite")
     options = ("explain", "like_harness", "plot", "formats", *SHAPE_OPTIONS)
     types.refuse_given(args, options, lambda name: f"layers are modelled: leave out {name}")
     from nvfp4_cute.bench import layers, layers_page
@@ -108,7 +108,7 @@ def _layers(args: argparse.Namespace) -> int:
 
 def _over_ranks(args: argparse.Namespace) -> int:
     if args.suites != ["ep"]:
-        raise ValueError("ep is measured by itself: name no other suite beside it")
+        raise ValueError("ep is measured by itself: name no other suite")
     options = ("target", "explain", "like_harness", "jobs", "formats", *SHAPE_OPTIONS)
     types.refuse_given(args, options, lambda name: f"ep is measured on this machine: leave out --{name}")
     from nvfp4_cute.bench import ep

@@ -155,7 +155,7 @@ def _kernel_lines(found: dict[str, str | None]) -> list[str]:
     weight_only = ", ".join(arch for arch in simt.ARCHS if is_weight_only(arch) and arch not in refused)
     return [
         f"grouped_gemm compiles for {accepted}; compiling needs no GPU",
-        f"weight-only products, quantize and what is around the products of experts compile for {weight_only}, too",
+        f"weight-only products, quantize and the launches around experts' products also compile for {weight_only}",
         *(
             f"{arch}: refused, {installed.DSL_PREFIX} {found[installed.DSL_PREFIX]} does not know it"
             for arch in refused

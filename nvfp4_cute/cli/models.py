@@ -55,7 +55,7 @@ def run_inspect(args: argparse.Namespace) -> int:
         for archs, how in where_it_runs():
             say(f"  on {archs}: {how}")
         if kept := kept_bytes(found):
-            say(f"  decoded weights beside the 4-bit ones (keep_decoded) take {_size(kept)} more")
+            say(f"  dequantized weights next to the 4-bit ones (keep_decoded) take {_size(kept)} more")
     for kind in quantized:
         if kind.unequal:
             say(

@@ -24,7 +24,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption(
         "--cute-check",
         choices=("errors", "all"),
-        help="look for hazards; errors fail their test, with `all` warnings, too (slower)",
+        help="look for hazards; errors fail their test, with `all` also warnings (slower)",
     )
     group.addoption("--cute-mode", default="eager", help="eager (default), lazy, or random:SEED")
     group.addoption(

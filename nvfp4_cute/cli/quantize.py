@@ -12,7 +12,12 @@ def run(args: argparse.Namespace) -> int:
     """Calibrates if requested, quantizes, and prints a summary."""
     from nvfp4_cute.models.checkpoints.folders import local_folder
     from nvfp4_cute.models.checkpoints.tensors import TensorFiles, check_has_no_tensors
-    from nvfp4_cute.models.quantizing.checkpoint import Calibration, config_of_16_bits, quantize_checkpoint
+    from nvfp4_cute.models.quantizing.checkpoint import (
+        CALIBRATION,
+        Calibration,
+        config_of_16_bits,
+        quantize_checkpoint,
+    )
     from nvfp4_cute.models.quantizing.layouts import RECIPES
 
     if args.method == "gptq" and not args.calibrate:
@@ -48,7 +53,8 @@ def run(args: argparse.Namespace) -> int:
             given["seen"] = largest_inputs(model, batches)
     done = quantize_checkpoint(
         args.model, args.out, format=args.format, layout=args.layout, method=args.method,
-        formats=formats, lm_head=args.lm_head, embedding=args.embedding, device=args.device, **given,
+        formats=formats, lm_head=args.lm_head, embedding=args.embedding, unreached=args.unreached, device=args.device,
+        **given,
     )  # fmt: skip
     print(
         f"{args.out}: {done.layers} layers in {args.format}, {done.bytes_before / 1e9:.3f} GB to {done.bytes_after / 1e9:.3f} "
@@ -63,6 +69,13 @@ def run(args: argparse.Namespace) -> int:
                 printable(f"left out {reason}: {names[0]}")
                 + (f" and {len(names) - 1} more" if len(names) > 1 else "")
             )
+    if args.report:
+        from nvfp4_cute.models.quantizing import report
+
+        title = f"{args.model.name} in {args.format}, {args.method}"
+        report.write(done.notes, args.report, title)
+        bad = [verdict for verdict in report.verdicts(done.notes).values() if verdict != report.GOOD]
+        print(f"{args.report}: {len(done.notes) - len(bad)} of {len(done.notes)} layers are good")
     for pattern in args.keep:
         if not fnmatch.filter(done.left_out, pattern):
             print(
@@ -72,7 +85,7 @@ def run(args: argparse.Namespace) -> int:
     if done.unreached:
         print(
             f"no token reached {len(done.unreached)} projections of experts, such as {done.unreached[0]}: their activations "
-            "have the largest scale of their layer; calibrate on more text",
+            f"have the {args.unreached} scale of their layer, as {CALIBRATION} says; calibrate on more text",
             file=sys.stderr,
         )
     if done.uncompensated:

@@ -44,7 +44,7 @@ def model_layer(layer: str, tokens: int, *, target_name: str, out: Path | None) 
 
     if layer not in EXPERTS and layer not in LINEAR:
         known = ", ".join((*registry.names(), *EXPERTS, *LINEAR))
-        raise ValueError(f"{layer!r} is no problem and no layer; use one of {known}")
+        raise ValueError(f"{layer!r} is neither a problem nor a layer; use one of {known}")
     with _progress(f"{layer}, {tokens} tokens") as advance:
         cell = Cell(lookup(target_name).name, layer, tokens)
         timing = modelled(cell, timeline=out is not None, progress=advance)

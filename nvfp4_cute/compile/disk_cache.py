@@ -36,6 +36,7 @@ SOURCES = (
     "formats.block_format",
     "formats.codecs",
     "formats.scale_layout",
+    "formats.four_over_six",
     "formats.silu",
     "launch_table",
     "private_api",

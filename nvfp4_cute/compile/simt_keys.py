@@ -155,10 +155,11 @@ class GlobalScaleKey(SimtKey):
     dtype: torch.dtype
     is_small: bool
     num_times: int
+    format: BlockFormat = NVFP4
 
     def _name(self) -> str:
         size, times = "_small" * self.is_small, f"_times{self.num_times}" if self.num_times else ""
-        return f"nvfp4_global_scale_{self.arch}_{dtype_name(self.dtype)}{size}{times}"
+        return f"{self.format}_global_scale_{self.arch}_{dtype_name(self.dtype)}{size}{times}"
 
 
 @dataclass(frozen=True)

@@ -56,7 +56,7 @@ def check_expert_weights(name: str, weights: Any) -> None:
 def check_first_expert(first_expert: int) -> None:
     """Raises TypeError or ValueError unless the number can be the id of an expert."""
     if not isinstance(first_expert, int) or isinstance(first_expert, bool):
-        raise TypeError(f"first_expert={first_expert!r} is no int; pass the id of the first local expert")
+        raise TypeError(f"first_expert={first_expert!r} is not an int; pass the id of the first local expert")
     if not 0 <= first_expert < 2**31:
         raise ValueError(f"first_expert={first_expert} is not from 0 to 2^31 - 1, as ids are")
 

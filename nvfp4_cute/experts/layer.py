@@ -145,7 +145,7 @@ def check_division(group: Any, placement: Placement | None, capacity: int | None
     given = placement is not None or capacity is not None
     if group is None and (given or parallel != "experts"):
         raise ValueError(
-            "placement, capacity and parallel say how experts lie on the ranks of a group: pass the group, too"
+            "placement, capacity and parallel divide experts over the ranks of a group: also pass the group"
         )
     if parallel == "tensor" and given:
         raise ValueError('placement or capacity with parallel="tensor", where no token moves; leave them out')

@@ -89,7 +89,9 @@ class Ranks:
                 f"ranks, and {held} experts for this one"
             )
         if capacity is not None and not isinstance(capacity, int):
-            raise TypeError(f"capacity={capacity!r} is no int; pass the most tokens that a rank has")
+            raise TypeError(
+                f"capacity={capacity!r} is not an int; pass the largest number of tokens per rank"
+            )
         if capacity is not None and capacity < 1:
             raise ValueError(f"capacity={capacity} is not positive; pass the most tokens that a rank has")
         return cls(group, rank, placement, capacity)

@@ -113,7 +113,7 @@ class LocalExperts:
         if self.gate_alpha is not self.up_alpha:
             raise UnsupportedProblem(
                 "gate and up have factors of their own, and the layer is not one for grouped_dual_gemm (a bias, rows in turn, "
-                "or halves that are no multiple of 128 rows): give both halves of every expert one global scale"
+                "or halves that are not a multiple of 128 rows): give both halves of every expert one global scale"
             )
 
     def check(self, x: torch.Tensor, backend: str) -> None:
@@ -152,7 +152,7 @@ class LocalExperts:
     @property
     def _a_format(self) -> BlockFormat:
         """Format argument of the products, which ignore it for 16-bit rows."""
-        return self.row_format or NVFP4_FORMAT
+        return (self.row_format or NVFP4_FORMAT).stored
 
     def _hidden_dtype(self, dtype: torch.dtype) -> Any:
         """Returns dtype or format of hidden activations from a fused launch, for results in ``dtype``."""
@@ -214,9 +214,10 @@ class LocalExperts:
             gate,
         )
         second = (mean_rows, hidden, width), dtype, None
+        a_format = None if self.row_format is None else self._a_format
         return (
-            config_of_mean(name, device, self.count, *first, self.row_format, self.w13.format),
-            config_of_mean(name, device, self.count, *second, self.row_format, self.w2.format),
+            config_of_mean(name, device, self.count, *first, a_format, self.w13.format),
+            config_of_mean(name, device, self.count, *second, a_format, self.w2.format),
         )
 
     def _two_launches(self, data, scale, ids, order, dtype, first_expert, backend, config) -> Any:

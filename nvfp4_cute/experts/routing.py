@@ -82,7 +82,7 @@ def route(
         )  # fmt: skip
     checks.check_integers(top_k=top_k, num_groups=num_groups, topk_groups=topk_groups)
     if not isinstance(scale, int | float):
-        raise TypeError(f"scale={scale!r} is no number; pass what the weights are multiplied by")
+        raise TypeError(f"scale={scale!r} is not a number; pass the factor of the weights")
     choices = (top_k, scoring, renormalize, num_groups, topk_groups, scale)
     given = (router_logits, bias, correction_bias)
     settings = ("route", bias is None, correction_bias is None, *choices)
@@ -104,9 +104,7 @@ def _check(
     _check_counts(experts, top_k, num_groups, topk_groups)
     if not -FLOAT32_MAX <= scale <= FLOAT32_MAX:
         given = str(scale)[:20]
-        raise ValueError(
-            f"scale={given} is no finite float32 number; pass what the weights are multiplied by"
-        )
+        raise ValueError(f"scale={given} is not a finite float32 number; pass the factor of the weights")
     check_vector("bias", bias, experts)
     check_vector("correction_bias", correction_bias, experts)
     logits = router_logits if router_logits.stride(1) == 1 else router_logits.contiguous()

@@ -51,7 +51,7 @@ def shard(
     width = down.shape[-1]
     if width % (32 * ranks):
         raise ValueError(
-            f"I={width} is no multiple of 32 * {ranks} ranks: a rank's rows start 16 bytes apart"
+            f"I={width} is not a multiple of 32 * {ranks} ranks: a rank's rows start 16 bytes apart"
         )
     share = width // ranks
     part = slice(rank * share, (rank + 1) * share)

@@ -14,6 +14,9 @@ to elements, or sizes to bytes, asks the record, so a new format is a new record
 | INT8 | s8 | fp32 | 1 x K | no | SmoothQuant (arXiv 2211.10438), section 3: one scale per token and per output channel |
 | int4_format() | int4 | 16 or 32 b | 1 x 32 to 128 | no | weights; see :func:`int4_format` |
 
+FOUR_OVER_SIX is NVFP4 with block scales that are chosen by their error (``formats.four_over_six``). No tensor has it: quantizing
+to it makes NVFP4 tensors.
+
 Rows are K-major. Consecutive k lie in consecutive bytes, or share a byte with the even k in the low nibble.
 """
 
@@ -104,6 +107,7 @@ class BlockFormat:
         scale_layout: layout in which kernels read the scales: "blocked", in atoms of 128 rows by 4 blocks, or "rowmajor".
         order: order of the data in memory: "rows", or "slabs" of eight rows (:mod:`nvfp4_cute.formats.slabs`), for weights
             only.
+        scaling: how quantization finds block scales: from the block's "amax", or by "four_over_six".
     """
 
     name: str
@@ -114,6 +118,7 @@ class BlockFormat:
     has_global_scale: bool = False
     scale_layout: ScaleLayout = "blocked"
     order: Literal["rows", "slabs"] = "rows"
+    scaling: Literal["amax", "four_over_six"] = "amax"
 
     def __str__(self) -> str:
         """Returns the name."""
@@ -139,6 +144,24 @@ class BlockFormat:
             return "int4_format(...)"
         # Upper case must not touch the x in the extents of a block.
         return self.title.replace("1X128", "1x128").replace("128X128", "128x128")
+
+    @property
+    def stored(self) -> "BlockFormat":
+        """Returns the format of tensors that quantizing to this format makes."""
+        return NVFP4 if self == FOUR_OVER_SIX else self
+
+    @property
+    def largest_scale(self) -> float:
+        """Returns the block scale that an automatic global scale gives to the block with the largest magnitude.
+
+        4over6 also tries 1.5 times this scale. 384 is the largest e4m3 number whose two thirds, 256, is an e4m3 number.
+        """
+        return 256.0 if self.scaling == "four_over_six" else self.scale.max
+
+    @property
+    def global_scale_divisor(self) -> float:
+        """Returns the largest magnitude divided by its automatic global scale: largest element times largest block scale."""
+        return self.element.max * self.largest_scale
 
     @property
     def in_slabs(self) -> "BlockFormat":
@@ -325,6 +348,7 @@ def torch_dtypes(names: tuple[str, ...]) -> tuple["torch.dtype", ...]:
 
 
 NVFP4 = BlockFormat("nvfp4", E2M1, UE4M3, block_k=16, has_global_scale=True)
+FOUR_OVER_SIX = replace(NVFP4, name="nvfp4_four_over_six", scaling="four_over_six")
 MXFP4 = BlockFormat("mxfp4", E2M1, UE8M0, block_k=32)
 MXFP8_E4M3 = BlockFormat("mxfp8_e4m3", E4M3, UE8M0, block_k=32)
 MXFP8_E5M2 = BlockFormat("mxfp8_e5m2", E5M2, UE8M0, block_k=32)
@@ -391,7 +415,7 @@ def int4_format(
     found = INT4_FORMATS.get(f"{element.name}_{block_k}_{dtype}")
     if found is None:
         raise ValueError(
-            f"block_k={block_k!r}, scale_dtype={dtype}, zero_points={zero_points} is no format; blocks have "
+            f"block_k={block_k!r}, scale_dtype={dtype}, zero_points={zero_points} is not a format; blocks have "
             f"{', '.join(map(str, INT4_BLOCKS))} values, scales are {', '.join(INT4_SCALES[element])}"
         )
     return found
@@ -399,6 +423,8 @@ def int4_format(
 
 def format_named(name: str, argument: str = "format") -> BlockFormat:
     """Returns the record with this name. Raises ValueError, with a list of all names, if there is none."""
+    if name == FOUR_OVER_SIX.name:
+        return FOUR_OVER_SIX
     found = FORMATS.get(name) or INT4_FORMATS.get(name) or _SLABS_BY_NAME.get(name)
     if found is None:
         raise ValueError(f"{argument}={name!r} is unknown; use one of {', '.join((*FORMATS, *INT4_FORMATS))}")

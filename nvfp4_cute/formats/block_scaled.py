@@ -8,6 +8,7 @@ from typing import Any, Literal, TypeVar, overload
 
 import torch
 
+from nvfp4_cute.formats import four_over_six
 from nvfp4_cute.formats.block_format import (
     ATOM_ROWS,
     FORMATS,
@@ -19,7 +20,14 @@ from nvfp4_cute.formats.block_format import (
     as_format,
 )
 from nvfp4_cute.formats.block_format import ScaleLayout as ScaleLayout
-from nvfp4_cute.formats.block_scales import ScaleRounding, check_scale_rounding, scale_codes
+from nvfp4_cute.formats.block_scales import (
+    Method,
+    ScaleRounding,
+    check_scale_rounding,
+    scale_codes,
+    scale_quotient,
+    with_method,
+)
 from nvfp4_cute.formats.codecs import (
     INPUT_DTYPES,
     at_least_float32,
@@ -27,6 +35,7 @@ from nvfp4_cute.formats.codecs import (
     decode,
     decode_blocks,
     encode,
+    pack_e2m1,
 )
 from nvfp4_cute.formats.global_scale import check_factor, check_has_global_scale, resolve_global_scale
 from nvfp4_cute.formats.pickling import restored
@@ -70,6 +79,7 @@ class BlockScaledTensor:
         """Checks dtypes, shapes and devices against ``shape``. Reads no values, so it never synchronizes."""
         if isinstance(self.format, str):
             object.__setattr__(self, "format", as_format("format", self.format))
+        object.__setattr__(self, "format", self.format.stored)
         if self.scale_layout != "ragged":
             check_scale_layout(self.scale_layout, self.format)
         for name, tensor, dtypes in (
@@ -80,7 +90,7 @@ class BlockScaledTensor:
             if tensor.dtype not in dtypes:
                 raise TypeError(f"{name} is {' or '.join(map(str, dtypes))}; got {tensor.dtype}; view it")
         if not isinstance(self.shape, tuple | list):
-            raise TypeError(f"shape={self.shape!r} is no tuple; pass the extents of the unpacked values")
+            raise TypeError(f"shape={self.shape!r} is not a tuple; pass the extents of the unpacked values")
         if not self.shape:
             raise ValueError(f"shape=() has no K; an {self.format.title} tensor has at least one dimension")
         *lead, k = self.shape
@@ -95,7 +105,7 @@ class BlockScaledTensor:
                 )
             if not isinstance(self.global_scale, torch.Tensor):
                 raise TypeError(
-                    f"global_scale={self.global_scale!r} is no tensor; pass torch.tensor(number, device=...), float32"
+                    f"global_scale={self.global_scale!r} is not a tensor; pass torch.tensor(number, device=...), float32"
                 )
             is_of_groups = self.scale_layout == "ragged" and self.global_scale.ndim == 1
             if tuple(self.global_scale.shape) != tuple(lead[:-1]) and not is_of_groups:
@@ -377,7 +387,7 @@ def quantized_tensor(
     scale_layout: ScaleLayout = "blocked",
 ) -> BlockScaledTensor:
     """Constructs the class that belongs to ``format``. Raises what its constructor raises."""
-    if format == NVFP4:
+    if format.stored == NVFP4:
         return NVFP4Tensor(data, scale, global_scale, shape, scale_layout)
     return BlockScaledTensor(data, scale, global_scale, shape, scale_layout, format=format)
 
@@ -393,12 +403,12 @@ def check_not_ragged(t: BlockScaledTensor) -> None:
 
 def is_tensor_of(value: object, format: BlockFormat) -> bool:
     """Returns whether ``value`` is a quantized tensor of this format."""
-    return isinstance(value, BlockScaledTensor) and value.format == format
+    return isinstance(value, BlockScaledTensor) and value.format == format.stored
 
 
 def tensors_of(format: BlockFormat) -> str:
     """Returns the name that messages use for a tensor of a format."""
-    return "NVFP4Tensor" if format == NVFP4 else f"BlockScaledTensor of {format.title}"
+    return "NVFP4Tensor" if format.stored == NVFP4 else f"BlockScaledTensor of {format.title}"
 
 
 def check_is_tensor(name: str, value: object) -> None:
@@ -432,6 +442,7 @@ def quantize(
     global_scale: float | torch.Tensor | Literal["auto", "per_batch"] | None = None,
     global_scale_inv: float | torch.Tensor | None = None,
     scale_layout: ScaleLayout | None = None,
+    method: Method = "amax",
 ) -> NVFP4Tensor: ...
 
 
@@ -444,6 +455,7 @@ def quantize(
     global_scale_inv: float | torch.Tensor | None = None,
     scale_layout: ScaleLayout | None = None,
     scale_rounding: ScaleRounding = "up",
+    method: Method = "amax",
 ) -> BlockScaledTensor: ...
 
 
@@ -455,6 +467,7 @@ def quantize(
     global_scale_inv: float | torch.Tensor | None = None,
     scale_layout: ScaleLayout | None = None,
     scale_rounding: ScaleRounding = "up",
+    method: Method = "amax",
 ) -> BlockScaledTensor:
     """Quantize to NVFP4 in blocks of 16 along the last dimension, or to another format in its blocks.
 
@@ -496,6 +509,7 @@ def quantize(
             float32.
         scale_layout: "blocked" or "rowmajor", the layout of the result's scales; None for the one that kernels read.
         scale_rounding: rounds scales that are powers of two "up" or "down" (:func:`block_scales.scale_codes`).
+        method: "amax", or, for NVFP4, "four_over_six" (:mod:`four_over_six`).
 
     Returns:
         An NVFP4Tensor with uint8 data and float8_e4m3fn scales, contiguous, on the device of ``x``; for another format, a
@@ -505,10 +519,10 @@ def quantize(
         TypeError: ``x`` is not a float tensor.
         ValueError: K is not a multiple of the block; the global scale is given twice, is not positive and normal (tensors on a
             GPU are not read, so not checked), or is given for a format without one; or ``scale_rounding`` is "down" for scales
-            that are not powers of two.
+            that are not powers of two, or ``method`` is "four_over_six" for a format other than NVFP4.
     """
     check_is_tensor("x", x)
-    format = as_format("format", format)
+    format = with_method(as_format("format", format), method)
     check_scale_rounding(scale_rounding, format)
     scale_layout = scale_layout or format.scale_layout
     check_scale_layout(scale_layout, format)
@@ -519,9 +533,9 @@ def quantize(
     format.num_k_blocks(x.shape[-1])
     check_has_global_scale(format, global_scale, global_scale_inv)
     check_is_float(x)
-    g = resolve_global_scale(x.detach(), global_scale, global_scale_inv)
+    g = resolve_global_scale(x.detach(), global_scale, global_scale_inv, format)
     if g is not None and g.ndim:
-        return _quantize_each(x, g, scale_layout)
+        return _quantize_each(x, g, scale_layout, format)
     values = at_least_float32(x.detach()).float()
     blocks = values.unflatten(-1, (-1, format.block_of(x.shape[-1])))
     if format.has_zero_points:
@@ -529,13 +543,18 @@ def quantize(
         scale = to_blocked(words if words.ndim > 1 else words[None]) if scale_layout == "blocked" else words
         return BlockScaledTensor(data, scale, None, tuple(x.shape), scale_layout, format=format)
     amax = _over_rows_of_blocks(blocks.abs().amax(dim=-1), format)
-    codes = scale_codes(amax, format, g, scale_rounding)
-    divisor = decode(codes, format.scale)
-    if g is not None:
-        divisor = divisor * g
-    # Dividing by infinity gives zeros with the signs of the values; 0 / 0 would give NaN.
-    divisor = _to_rows(divisor.masked_fill(divisor == 0, math.inf), format, values.shape)
-    data = encode((blocks / divisor.unsqueeze(-1)).flatten(-2), format.element)
+    if format.scaling == "four_over_six":
+        elements, codes = four_over_six.choose(blocks, scale_quotient(amax, format, g), g)
+        data = pack_e2m1(elements.flatten(-2))
+    else:
+        codes = scale_codes(amax, format, g, scale_rounding)
+        divisor = decode(codes, format.scale)
+        if g is not None:
+            divisor = divisor * g
+        # Dividing by infinity gives zeros with the signs of the values; 0 / 0 would give NaN.
+        divisor = _to_rows(divisor.masked_fill(divisor == 0, math.inf), format, values.shape)
+        data = encode((blocks / divisor.unsqueeze(-1)).flatten(-2), format.element)
+    format = format.stored
     scale = codes.view(getattr(torch, format.scale.quantized_dtype))
     if scale_layout == "blocked":
         scale = to_blocked(scale if scale.ndim > 1 else scale.unsqueeze(0))
@@ -545,7 +564,9 @@ def quantize(
     return BlockScaledTensor(data, scale, g, tuple(x.shape), scale_layout, format=format)
 
 
-def _quantize_each(x: torch.Tensor, factors: torch.Tensor, scale_layout: ScaleLayout) -> NVFP4Tensor:
+def _quantize_each(
+    x: torch.Tensor, factors: torch.Tensor, scale_layout: ScaleLayout, format: BlockFormat
+) -> NVFP4Tensor:
     """Quantizes [batches..., M, K] with one global scale per batch."""
     # One batch at a time, because weights of many experts are large.
     *batches, rows, k = x.shape
@@ -553,7 +574,7 @@ def _quantize_each(x: torch.Tensor, factors: torch.Tensor, scale_layout: ScaleLa
     shape = stored_scale_shape(NVFP4, tuple(x.shape), scale_layout)
     scale = torch.empty(shape, dtype=torch.uint8, device=x.device)
     for index in product(*map(range, batches)):
-        one = quantize(x[index], global_scale=factors[index], scale_layout=scale_layout)
+        one = quantize(x[index], format=format, global_scale=factors[index], scale_layout=scale_layout)
         data[index], scale[index] = one.data, one.scale.view(torch.uint8)
     return NVFP4Tensor(data, scale.view(torch.float8_e4m3fn), factors, tuple(x.shape), scale_layout)
 

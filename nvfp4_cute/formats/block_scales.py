@@ -1,13 +1,27 @@
 """Computes block scales of every type from the blocks' largest magnitudes."""
 
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 
-from nvfp4_cute.formats.block_format import BlockFormat
+from nvfp4_cute.formats.block_format import FOUR_OVER_SIX, NVFP4, BlockFormat
 from nvfp4_cute.formats.codecs import decode_ue8m0, encode_e4m3, encode_ue8m0
 
 ScaleRounding = Literal["up", "down"]
+Method = Literal["amax", "four_over_six"]
+
+
+def with_method(format: BlockFormat, method: str) -> BlockFormat:
+    """Returns the format with this method of finding block scales. Raises ValueError if there is no such method."""
+    if method not in get_args(Method):
+        raise ValueError(f'method={method!r} is neither "amax" nor "four_over_six"')
+    if method == "amax":
+        return format
+    if format.stored != NVFP4:
+        raise ValueError(
+            f'method="four_over_six" chooses scales of NVFP4, not of {format.title}; leave it out'
+        )
+    return FOUR_OVER_SIX
 
 
 def scale_codes(
@@ -48,16 +62,22 @@ def scale_codes(
         return encode_ue8m0(amax.double() * 2.0**-format.element.max_exponent, rounding="zero")
     if format.scale.name == "fp32":
         amax = amax.clamp(max=torch.finfo(torch.float32).max)
-    # Divides by a tensor on the same device: on CUDA torch multiplies by the inverse of a host number.
-    q = amax / torch.full((), format.element.max, dtype=torch.float32, device=amax.device)
-    if global_scale is not None:
-        q = q / global_scale
+    q = scale_quotient(amax, format, global_scale)
     if format.scale.name == "ue8m0":
         return encode_ue8m0(q, rounding="up")
     if format.scale.bits == 16:
         (dtype,) = format.scale_dtypes
         return q.clamp(max=format.scale.max).to(dtype)
     return encode_e4m3(q) if format.scale.name == "ue4m3" else q
+
+
+def scale_quotient(
+    amax: torch.Tensor, format: BlockFormat, global_scale: torch.Tensor | None
+) -> torch.Tensor:
+    """Computes scales before rounding, float32: ``amax / max``, divided by the global scale if there is one."""
+    # Divides by a tensor on the same device: on CUDA torch multiplies by the inverse of a host number.
+    q = amax / torch.full((), format.element.max, dtype=torch.float32, device=amax.device)
+    return q if global_scale is None else q / global_scale
 
 
 def nearest_rounding(format: BlockFormat) -> ScaleRounding:
@@ -71,7 +91,7 @@ def check_scale_rounding(rounding: str, format: BlockFormat) -> None:
         raise ValueError(f'scale_rounding={rounding!r} is neither "up" nor "down"')
     if rounding == "down" and format.scale.name != "ue8m0":
         raise ValueError(
-            f'scale_rounding="down" of {format.title}, whose scales are no powers of two; leave it out'
+            f'scale_rounding="down" of {format.title}, whose scales are not powers of two; leave it out'
         )
 
 
@@ -93,7 +113,7 @@ def from_packed_ue8m0(packed: torch.Tensor, k: int, block_k: int = 128) -> torch
     if not isinstance(packed, torch.Tensor):
         raise TypeError(f"packed is {packed!r}; pass an int32 torch.Tensor")
     if not isinstance(k, int):
-        raise TypeError(f"k={k!r} is no int; pass the values of a row")
+        raise TypeError(f"k={k!r} is not an int; pass the values per row")
     if packed.dtype != torch.int32:
         raise TypeError(f"packed has dtype {packed.dtype}; expected torch.int32, four ue8m0 codes a word")
     if k <= 0 or k % block_k:

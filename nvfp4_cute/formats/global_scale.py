@@ -10,7 +10,7 @@ from nvfp4_cute.formats.block_format import NVFP4, BlockFormat
 from nvfp4_cute.formats.codecs import FLOAT32_MIN_NORMAL
 
 # |x| <= GLOBAL_SCALE_DIVISOR * global_scale is representable: largest element times largest block scale.
-GLOBAL_SCALE_DIVISOR = NVFP4.element.max * NVFP4.scale.max
+GLOBAL_SCALE_DIVISOR = NVFP4.global_scale_divisor
 # Accepted kinds of values, for messages.
 KINDS = {
     "global_scale": 'a number, a tensor, "auto", "per_batch" or None',
@@ -24,13 +24,16 @@ def check_has_global_scale(format: BlockFormat, *given: Any) -> None:
         raise ValueError(f"{format.title} has no global scale; leave it out, or scale x")
 
 
-def resolve_global_scale(values: torch.Tensor, given: Any, inverse: Any) -> torch.Tensor | None:
+def resolve_global_scale(
+    values: torch.Tensor, given: Any, inverse: Any, format: BlockFormat = NVFP4
+) -> torch.Tensor | None:
     """Returns the global scale as a float32 tensor on the device of ``values``, without dimensions or [batches...], or None.
 
     Args:
         values: values to quantize, float [batches..., M, K]; only "auto" and "per_batch" read them.
         given: ``global_scale`` of :func:`quantize`.
         inverse: ``global_scale_inv`` of :func:`quantize`.
+        format: format of the quantized values, for "auto" and "per_batch".
 
     Raises:
         ValueError: both are given, one is not positive and normal, or there is neither one number nor one per batch.
@@ -46,12 +49,13 @@ def resolve_global_scale(values: torch.Tensor, given: Any, inverse: Any) -> torc
     if isinstance(given, str):
         if given not in ("auto", "per_batch"):
             raise ValueError(f"global_scale={given!r} is not {KINDS['global_scale']}")
-        return _auto_global_scale(values, each=given == "per_batch" and values.ndim > 2)
+        is_each = given == "per_batch" and values.ndim > 2
+        return _auto_global_scale(values, is_each, format.global_scale_divisor)
     return check_factor(_numbers(given, "global_scale", values), "global_scale")
 
 
-def _auto_global_scale(values: torch.Tensor, each: bool) -> torch.Tensor:
-    """Computes the finite amax / 2688 of all values or of ``each`` batch; 1 where the amax is 0.
+def _auto_global_scale(values: torch.Tensor, each: bool, divisor: float) -> torch.Tensor:
+    """Computes the finite amax / ``divisor`` of all values or of ``each`` batch; 1 where the amax is 0.
 
     Uses as few launches as torch allows, because each of them costs time on the host.
     """
@@ -61,8 +65,8 @@ def _auto_global_scale(values: torch.Tensor, each: bool) -> torch.Tensor:
     finite = torch.nan_to_num(values, nan=0.0, posinf=0.0, neginf=0.0)
     dims = (-2, -1) if each else None
     amax = torch.linalg.vector_norm(finite, ord=math.inf, dim=dims, dtype=torch.float32)
-    divisor = torch.full((), GLOBAL_SCALE_DIVISOR, dtype=torch.float32, device=values.device)
-    scale = torch.threshold_(amax, 0.0, GLOBAL_SCALE_DIVISOR).div_(divisor)
+    divisors = torch.full((), divisor, dtype=torch.float32, device=values.device)
+    scale = torch.threshold_(amax, 0.0, divisor).div_(divisors)
     return scale.clamp_(min=FLOAT32_MIN_NORMAL)
 
 

@@ -529,7 +529,7 @@ RTX_6000_ADA = _target(
         fp8=728.4e12,
     ),
     rates=_formats(
-        "fp8: peaks / (142 SMs x 2.505 GHz); others as of the L40S", fp8=2048, int8=2048, fp16=1024, tf32=512
+        "fp8: peaks / (142 SMs x 2.505 GHz); others from the L40S", fp8=2048, int8=2048, fp16=1024, tf32=512
     ),
 )
 

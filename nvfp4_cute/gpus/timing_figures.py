@@ -25,7 +25,7 @@ HOPPER: Figures = {
     "prefetch_bandwidth": (128, f"{PREFETCH_PROBE}: prefetches of 16 and 32 KB that L2 holds, one SM"),
     "prefetch_backlog": (
         800,
-        f"{PREFETCH_PROBE}: prefetches of 16 KB by all SMs at once, which put it so far behind, are not dropped",
+        f"{PREFETCH_PROBE}: prefetches of 16 KB by all SMs at once, which delay it that far, are not dropped",
     ),
     "l2_latency": (289, f"{PROBE}: pointer chase"),
     "hbm_latency": (703, f"{PROBE}: pointer chase"),
@@ -66,7 +66,7 @@ HOPPER: Figures = {
     ),
     "sync_issue": (
         1.0,
-        f"{SYNC_PROBE}: 64 instructions between 16 of them add 74.5 cycles, 70 by themselves: nothing is issued beside them",
+        f"{SYNC_PROBE}: 64 instructions between 16 of them add 74.5 cycles, 70 alone: nothing else is issued meanwhile",
     ),
     "smem_bandwidth": (128, "128 bytes a cycle and SM, programming guide"),
     "commit_latency": (0, "no tcgen05"),
@@ -201,12 +201,12 @@ CLOCK = {
     ),
     "H100 SXM": (
         1.64e9,
-        f"{H100_PROBE}: all SMs run wgmma on random data for 20 us behind a flush of L2 (1.54 in the first 5, 1.70 later)",
+        f"{H100_PROBE}: all SMs run wgmma on random data for 20 us after a flush of L2 (1.54 in the first 5, 1.70 later)",
     ),
     "B200": (1.90e9, "1.84 to 1.965 GHz under load, public microbenchmarks: their mean"),
 }
 FREE_CLOCK = {
-    "H100 SXM": (1.92e9, f"{H100_PROBE}: all SMs decode, or stream 64 MB, for 20 us behind a flush of L2"),
+    "H100 SXM": (1.92e9, f"{H100_PROBE}: all SMs decode, or stream 64 MB, for 20 us after a flush of L2"),
 }
 """Clock of launches without wgmma where it was measured; other GPUs have one clock."""
 MEASURED_AT = 1.98e9

@@ -119,7 +119,7 @@ class GroupedTask(GroupsTask):
             if x.k % PADDED_K_MULTIPLE or any(place % PADDED_ALIGN_BYTES for place in places):
                 raise UnsupportedProblem(
                     f"{gpu.arch}: {name} of {x.format.title} has K={x.k}, rows (and batches) {pitches} bytes apart, and begins "
-                    f"at 0x{places[-1]:x}; beside 8-bit elements TMA pads 4-bit ones to bytes, in rows of a multiple of "
+                    f"at 0x{places[-1]:x}; with 8-bit elements TMA pads 4-bit ones to bytes, in rows of a multiple of "
                     f"{PADDED_K_MULTIPLE} elements, all places multiples of {PADDED_ALIGN_BYTES} bytes: pad K of both "
                     f"operands, or pass {name}.clone()"
                 )

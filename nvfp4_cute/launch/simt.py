@@ -19,7 +19,7 @@ from nvfp4_cute.compile.simt_keys import (
 )
 from nvfp4_cute.errors import UnsupportedProblem
 from nvfp4_cute.formats import block_scaled
-from nvfp4_cute.formats.block_format import UE8M0, BlockFormat
+from nvfp4_cute.formats.block_format import NVFP4, UE8M0, BlockFormat
 from nvfp4_cute.formats.block_scaled import BlockScaledTensor
 from nvfp4_cute.formats.global_scale import resolve_global_scale
 from nvfp4_cute.formats.silu import silu_mul
@@ -244,7 +244,7 @@ def check_weights(
     check_pair(arch, (None, b_format), pairs)
     if dtype == torch.float16 and b_format.scale == UE8M0:
         raise UnsupportedProblem(
-            f"{arch}: a is float16 beside {b_format.title} weights, whose scales from 2^-127 to 2^127 float16 does not hold; "
+            f"{arch}: a is float16 with {b_format.title} weights, whose scales from 2^-127 to 2^127 float16 does not hold; "
             'pass bfloat16 a, or backend="reference"'
         )
 
@@ -419,7 +419,7 @@ class FindAndQuantizeTask(QuantizeTask):
     def reference(self) -> None:
         """Calls ``formats.global_scale`` and ``formats.quantize``."""
         q = self.operands
-        store_global_scale(q.x, q.global_scale, self.times, self.products)
+        store_global_scale(q.x, q.global_scale, self.times, self.products, q.format)
         super().reference()
 
 
@@ -433,6 +433,7 @@ class GlobalScaleTask(TableTask):
         out: float32 without dimensions.
         product_0, product_1: float32 without dimensions, one per factor.
         partials: float32 [``amax_ctas``], bits of magnitudes; None if there is one CTA.
+        format: format to which ``x`` will be quantized.
     """
 
     columns = GlobalScale
@@ -445,11 +446,12 @@ class GlobalScaleTask(TableTask):
     product_0: torch.Tensor | None
     product_1: torch.Tensor | None
     partials: torch.Tensor | None
+    format: BlockFormat = NVFP4
 
     def key(self, gpu: Gpu) -> GlobalScaleKey:
         """Returns the global-scale kernel's key."""
         num_times = sum(factor is not None for factor in (self.times_0, self.times_1))
-        return GlobalScaleKey(gpu.arch, self.x.dtype, self.partials is None, num_times)
+        return GlobalScaleKey(gpu.arch, self.x.dtype, self.partials is None, num_times, self.format)
 
     def numbers(self, gpu: Gpu) -> Mapping[IntEnum, int]:
         """Returns numbers for ``launch_table.GlobalScale``."""
@@ -464,7 +466,7 @@ class GlobalScaleTask(TableTask):
     def reference(self) -> None:
         """Calls ``formats.global_scale`` and multiplies the factors."""
         times, products = (self.times_0, self.times_1), (self.product_0, self.product_1)
-        store_global_scale(self.x, self.out, times, products)
+        store_global_scale(self.x, self.out, times, products, self.format)
 
 
 def store_global_scale(
@@ -472,9 +474,10 @@ def store_global_scale(
     out: torch.Tensor | None,
     times: Sequence[torch.Tensor | None],
     products: Sequence[torch.Tensor | None],
+    format: BlockFormat,
 ) -> None:
     """Computes the global scale of ``x``, and its product with each factor, without a kernel."""
-    scale = resolve_global_scale(x, "auto", None)
+    scale = resolve_global_scale(x, "auto", None, format)
     assert scale is not None and out is not None
     out.copy_(scale)
     for factor, product in zip(times, products, strict=True):

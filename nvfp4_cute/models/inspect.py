@@ -155,7 +155,7 @@ def what_runs(kind: Kind) -> str:
         archs = [arch for arch in ARCHS if INT8_PAIR in mmas_of(arch)]
         return f"{module} on {', '.join(archs)} and on the CPU; elsewhere decoded to 16 bits"
     if any(k % K_STEP for k in kind.k_sizes):
-        return f"decoded to 16 bits: K is no multiple of {K_STEP}"
+        return f"dequantized to 16 bits: K is not a multiple of {K_STEP}"
     if (scheme.weights, scheme.activations) == (FP8_128x128.name, FP8_1x128.name):
         if not any(k % FP8_128x128.block_k for k in kind.k_sizes):
             module = "QuantizedExperts" if is_experts else "QuantizedLinear"
@@ -205,7 +205,7 @@ def where_it_runs() -> list[tuple[str, str]]:
             else f"decoded on the way to tensor cores ({kind})"
         )
         archs.setdefault(how, []).extend(family.ARCHS)
-    archs["weight-only: weights decoded beside activations of 16 bits"] = list(
+    archs["weight-only: weights dequantized, activations of 16 bits"] = list(
         filter(is_weight_only, simt.ARCHS)
     )
     return [(" ".join(names), how) for how, names in archs.items()]

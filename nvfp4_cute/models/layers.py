@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import torch
 
@@ -10,6 +10,7 @@ from nvfp4_cute.errors import CheckpointError
 from nvfp4_cute.experts import weights as moe_weights
 from nvfp4_cute.experts.products import FUSED_ROWS
 from nvfp4_cute.formats.block_format import (
+    FOUR_OVER_SIX,
     INT8,
     NVFP4,
     TMA_ALIGN_BYTES,
@@ -70,6 +71,7 @@ def linear_module(
     - Int4 weights: QuantizedLinear with 16-bit activations.
     - Other weights are dequantized to ``dtype`` for torch.nn.Linear.
     - Activations in formats other than NVFP4 that no kernel multiplies are rounded to that format first.
+    - ``activations="nvfp4_four_over_six"`` applies 4over6 to layers with NVFP4 activations.
     - Where no kernel multiplies quantized activations (sm_80 to sm_89), all of these are weight-only, with a warning.
     - Activations with factors or another order of K get these first: PreparedInput.
 
@@ -109,7 +111,7 @@ def _product(
     is_rounded = not (
         scheme.activations in FOUR_BITS and mode_of(own, backend, torch.device(device)) == "16bit"
     )
-    rounding = scheme.activations if is_rounded else None
+    rounding = _rows_of(scheme.activations, own) if is_rounded else None
     direct = None if decode else _direct(weight, scheme, backend)
     if direct is not None:
         mode = "16bit" if scheme.activations is None or direct.format.is_int4 else None
@@ -129,6 +131,11 @@ def _product(
         return by_rows(layer) if activations == "by_rows" else layer
     layer = QuantizedLinear.from_quantized(exact, bias, activations="16bit", dtype=dtype, backend=backend)
     return layer if rounding is None else RoundedInput(layer, rounding, given)
+
+
+def _rows_of(stored: str | None, activations: LayerActivations) -> str | None:
+    """What rows are quantized to, where a checkpoint says ``stored``: 4over6 is the caller's choice."""
+    return activations if (stored, activations) == ("nvfp4", FOUR_OVER_SIX.name) else stored
 
 
 def embedding_module(
@@ -202,20 +209,23 @@ def experts_module(
         stored = replace(
             stored, scheme=replace(stored.scheme, activations=None), w13_input=None, w2_input=None
         )
+    rows = _rows_of(stored.scheme.activations, activations)
     own_rows = [
         None if order is None and scale is None else PreparedRows(order, scale).to(device)
         for order, scale in ((stored.w13_order, stored.w13_pre_scale), (stored.w2_order, stored.w2_pre_scale))
     ]
     if not decode and own_rows == [None, None]:
         whole = _whole_experts(
-            stored, activation, keep_two_factors, dtype=dtype, device=device, backend=backend
+            stored, activation, rows, keep_two_factors, dtype=dtype, device=device, backend=backend
         )
         if isinstance(whole, RoutedExperts) and activations == "by_rows":
             scales = _weight_scales(stored, torch.device(device))
             return RoutedExperts(experts_by_rows(whole.experts, scales))
         if whole is not None:
             return whole
-    module = _sorted_experts(stored, activation, dtype=dtype, device=device, backend=backend, decode=decode)
+    module = _sorted_experts(
+        stored, activation, rows, dtype=dtype, device=device, backend=backend, decode=decode
+    )
     module.first_rows, module.second_rows = own_rows
     return module
 
@@ -233,6 +243,7 @@ def _weight_scales(stored: StoredExperts, device: torch.device) -> tuple[torch.T
 def _whole_experts(
     stored: StoredExperts,
     activation: str | tuple[str, float] | Activation,
+    rows: str | None,
     keep_two_factors: bool,
     *,
     dtype: torch.dtype,
@@ -245,7 +256,7 @@ def _whole_experts(
     if _is_moe(stored, name, keep_two_factors, backend, torch.device(device)):
         exact = [as_nvfp4(_moved(w, device)) for w in (stored.w13, stored.w2)]
         if all(one is not None for one in exact):
-            layer = _moe_module(stored, exact, name, limit, dtype=dtype, backend=backend)
+            layer = _moe_module(stored, exact, rows, name, limit, dtype=dtype, backend=backend)
             return RoutedExperts(layer)
     first, second = (_direct(_moved(w, device), stored.scheme, backend) for w in (stored.w13, stored.w2))
     if first is None or second is None or not _has_whole_blocks(stored, first.format):
@@ -276,6 +287,7 @@ def _function_of(activation: str | tuple[str, float] | Activation) -> str | Acti
 def _sorted_experts(
     stored: StoredExperts,
     activation: str | tuple[str, float] | Activation,
+    rows: str | None,
     *,
     dtype: torch.dtype,
     device: torch.device | str,
@@ -283,12 +295,12 @@ def _sorted_experts(
     decode: bool,
 ) -> SortedExperts:
     """Makes experts whose rows are sorted first, with one product per projection."""
-    rounding, function = stored.scheme.activations, _function_of(activation)
+    rounding, function = rows, _function_of(activation)
     inputs = [None if one is None else one.to(device) for one in (stored.w13_input, stored.w2_input)]
     sides = [*_split(stored), (stored.w2, stored.w2_global, stored.w2_bias)]
     moved = [(_moved(w, device), f, None if b is None else b.to(device, dtype)) for w, f, b in sides]
     exact = [None if decode or w.shape[-1] % K_STEP else as_nvfp4(w) for w, _, _ in moved]
-    if rounding not in (None, "nvfp4") or any(one is None for one in exact):
+    if rounding not in (None, "nvfp4", FOUR_OVER_SIX.name) or any(one is None for one in exact):
         decoded = [_scaled(w.dequantize(), f).to(dtype) for w, f, _ in moved]
         return DecodedExperts(decoded, [b for _, _, b in moved], function, rounding, (inputs[0], inputs[1]))
     parts = []
@@ -304,7 +316,7 @@ def _sorted_experts(
     *before_down, down = parts
     gate, up = before_down if stored.has_gate else (None, before_down[0])
     return ExpertsNVFP4(
-        gate, up, down, function, activations="16bit" if rounding is None else "nvfp4",
+        gate, up, down, function, activations="16bit" if rounding is None else cast(Any, rounding),
         first_input=inputs[0], second_input=inputs[1], backend=backend,
     )  # fmt: skip
 
@@ -357,6 +369,7 @@ def _is_one_factor(factors: torch.Tensor | None) -> bool:
 def _moe_module(
     stored: StoredExperts,
     exact: Any,
+    rows: Any,
     activation: Any,
     limit: float | None,
     *,
@@ -385,7 +398,7 @@ def _moe_module(
         scales = {"input_scale": stored.w13_input, "hidden_scale": stored.w2_input}
     return MoENVFP4.from_quantized(
         weights(exact[0], factors), weights(exact[1], stored.w2_global), bias13=bias13, bias2=bias2,
-        activations="nvfp4" if stored.scheme.activations else "16bit", activation=activation, limit=limit,
+        activations=rows or "16bit", activation=activation, limit=limit,
         weight_layout="concatenated" if stored.has_gate else "none",
         dtype=own, backend=backend, **scales,
     )  # fmt: skip

@@ -372,7 +372,7 @@ def _member(kind: Any, name: str, given: object) -> Any:
             return member
     members = ", ".join(kind.__members__)
     raise TypeError(
-        f"{name}={given!r} is no {kind.__name__.lstrip('_')} of torch.nn.functional; pass one of {members}"
+        f"{name}={given!r} is not a {kind.__name__.lstrip('_')} of torch.nn.functional; pass one of {members}"
     )
 
 
@@ -507,7 +507,9 @@ def _grouped_product(mat_a, mat_b, a: _Side, b: _Side, offs, bias, out_dtype) ->
     factor = _factor(a, b, len(rows), mat_a.device)
     formats = {"a_format": a.format, "b_format": b.format, "out_dtype": out_dtype}
     if offs is not None:
-        return grouped_gemm(mat_a, rows, a.scale, b.scale, offs, factor, **formats)
+        # Flat scales are those of all groups by the rule of this signature.
+        b_scale = b.scale.view(len(rows), -1) if b.scale.ndim == 1 and len(rows) else b.scale
+        return grouped_gemm(mat_a, rows, a.scale, b_scale, offs, factor, **formats)
     batches = (mat_a.permute(1, 2, 0), rows.permute(1, 2, 0), _batched(a, mat_a), _batched(b, rows))
     return gemm(*batches, factor, **formats).permute(2, 0, 1)
 

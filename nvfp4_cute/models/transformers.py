@@ -353,7 +353,7 @@ def activation_of(experts: Any) -> str | tuple[str, float] | Activation:
     function = getattr(experts, "act_fn", None)
     if function is None:
         raise CheckpointError(
-            f"{type(experts).__name__} has no act_fn, and is no module of experts that is known; report the model"
+            f"{type(experts).__name__} has no act_fn, and is not a known module of experts; report the model"
         )
     own_gate = getattr(type(experts), "_apply_gate", None)
     if own_gate is not None and own_gate.__name__ != "_default_apply_gate":
@@ -502,11 +502,13 @@ def load(
     check_activations(activations)
     if decode and keep_decoded:
         raise ValueError(
-            "decode=True leaves no 4-bit weights that decoded ones could lie beside; pass decode or keep_decoded, not both"
+            "decode=True keeps no 4-bit weights, so keep_decoded has no effect; pass decode or keep_decoded, not both"
         )
     # transformers downloads a name that is not a folder, such as "owner/name", from its hub.
     if Path(folder).is_absolute() and not Path(folder).is_dir():
-        raise FileNotFoundError(f"{folder} is no folder; pass that of a checkpoint, with its config.json")
+        raise FileNotFoundError(
+            f"{folder} is not a folder; pass the folder of a checkpoint, with its config.json"
+        )
     if Path(folder).is_dir():
         quantization = quantization_of(Path(folder))
         check_objects(Path(folder), "generation_config.json")

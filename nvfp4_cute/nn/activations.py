@@ -2,7 +2,7 @@
 
 import warnings
 from functools import cache
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 
@@ -19,10 +19,10 @@ from nvfp4_cute.formats.block_format import (
 from nvfp4_cute.operands.rules import check_choice
 from nvfp4_cute.planning.arch import has_fp4_mma, is_weight_only
 
-Activations = Literal["nvfp4", "16bit", "auto"]
-Mode = Literal["nvfp4", "16bit"]
-LayerMode = Literal["nvfp4", "mxfp4", "mxfp8_e4m3", "fp8", "int8", "16bit"]
-CHOICES = ("nvfp4", "16bit", "auto")
+Activations = Literal["nvfp4", "nvfp4_four_over_six", "16bit", "auto"]
+Mode = Literal["nvfp4", "nvfp4_four_over_six", "16bit"]
+LayerMode = Literal["nvfp4", "nvfp4_four_over_six", "mxfp4", "mxfp8_e4m3", "fp8", "int8", "16bit"]
+CHOICES = get_args(Activations)
 # Format of the weights -> format to which activations are quantized, and the name of that choice.
 ROWS: dict[BlockFormat, tuple[BlockFormat, LayerMode]] = {
     NVFP4: (NVFP4, "nvfp4"),
@@ -41,7 +41,7 @@ def check_activations(activations: str | None, format: BlockFormat = NVFP4) -> A
     """
     if format == NVFP4:
         if activations not in (None, *CHOICES):
-            raise ValueError(f'activations={activations!r} is unknown; use "nvfp4", "16bit" or "auto"')
+            raise ValueError(f"activations={activations!r} is unknown; use one of {', '.join(CHOICES)}")
         return activations or "nvfp4"
     if format not in ROWS and not format.is_int4:
         known = ", ".join(one.title for one in ROWS)
@@ -79,9 +79,9 @@ def mode_of(activations: Activations, backend: str, device: torch.device) -> Mod
     if activations == "16bit":
         return "16bit"
     if device.type == "meta" or backends.resolve(backend, device) == "reference":
-        return "nvfp4"
-    if activations == "nvfp4":
-        return "16bit" if must_keep_16_bits(backend, device) else "nvfp4"
+        return "nvfp4" if activations == "auto" else activations
+    if activations != "auto":
+        return "16bit" if must_keep_16_bits(backend, device) else activations
     return "nvfp4" if has_fp4_mma(backends.gpu_of(backend, device).arch) else "16bit"
 
 

@@ -2,16 +2,15 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 from torch.nn import functional
 
 from nvfp4_cute.experts.checks import kernel_ids
-from nvfp4_cute.formats.block_format import NVFP4
+from nvfp4_cute.formats.block_format import NVFP4, format_named
 from nvfp4_cute.formats.block_scaled import NVFP4Tensor
 from nvfp4_cute.formats.codecs import FLOAT32_MIN_NORMAL
-from nvfp4_cute.formats.global_scale import GLOBAL_SCALE_DIVISOR
 from nvfp4_cute.formats.scale_layout import to_blocked
 from nvfp4_cute.nn.products import KERNEL_DTYPE
 from nvfp4_cute.nn.rounded import PreparedRows, rounded
@@ -21,7 +20,7 @@ from nvfp4_cute.ops.parts.grouped_gemm import grouped_gemm
 from nvfp4_cute.ops.quantize import grouped_quantize_parts as grouped_quantize
 from nvfp4_cute.problem import OUT_DTYPES
 
-Activations = Literal["nvfp4", "16bit"]
+Activations = Literal["nvfp4", "nvfp4_four_over_six", "16bit"]
 # Maps (gate, up), or (up) where there is no gate, to the hidden activations; float tensors [rows, I].
 Activation = Callable[..., torch.Tensor]
 
@@ -191,7 +190,7 @@ class ExpertsNVFP4(SortedExperts):
         gate, up: weights for [E, I, H]; gate is None where there is none.
         down: weights for [E, H, I].
         activation: see SortedExperts.
-        activations: "nvfp4" quantizes rows; "16bit" does not.
+        activations: "nvfp4" and "nvfp4_four_over_six" quantize rows; "16bit" does not.
         first_input, second_input: float32 [E], calibrated global scales of x and of the hidden activations; None computes them
             from every call's largest magnitude.
         backend: see ``gemm``.
@@ -216,8 +215,9 @@ class ExpertsNVFP4(SortedExperts):
         backend: str = "auto",
     ):
         super().__init__(len(up.data), activation)
-        if activations not in ("nvfp4", "16bit"):
-            raise ValueError(f'activations={activations!r} is unknown; use "nvfp4" or "16bit"')
+        if activations not in get_args(Activations):
+            known = ", ".join(get_args(Activations))
+            raise ValueError(f"activations={activations!r} is unknown; use one of {known}")
         self.gate = None if gate is None else Projection(gate)
         self.up, self.down = Projection(up), Projection(down)
         self.activations, self.backend = activations, backend
@@ -234,13 +234,13 @@ class ExpertsNVFP4(SortedExperts):
         own = expert_of_row.clamp(max=self.num_experts - 1)
         if self.activations == "16bit":
             return self._weight_only(rows, offs, own)
-        gate, up = self.gate, self.up
+        gate, up, format = self.gate, self.up, format_named(self.activations)
         first = self._scale(self.first_input, rows, expert_of_row)
-        data, scale = grouped_quantize(rows, offs, global_scale=first, backend=self.backend)
+        data, scale = grouped_quantize(rows, offs, format=format, global_scale=first, backend=self.backend)
         sides = [s for s in (gate, up) if s is not None]
         h = self.hidden([self._product(s, data, scale, offs, first, rows.dtype, own) for s in sides], own)
         second = self._scale(self.second_input, h, expert_of_row)
-        hidden = grouped_quantize(h, offs, global_scale=second, backend=self.backend)
+        hidden = grouped_quantize(h, offs, format=format, global_scale=second, backend=self.backend)
         return self._product(self.down, hidden[0], hidden[1], offs, second, rows.dtype, own)
 
     def _scale(
@@ -252,7 +252,8 @@ class ExpertsNVFP4(SortedExperts):
         used = (expert_of_row < self.num_experts).unsqueeze(1)
         amax = torch.where(used, rows, 0).abs().amax().float()
         # Divides by a tensor on the device: torch would multiply by the inverse of a host number.
-        scale = (amax / torch.full_like(amax, GLOBAL_SCALE_DIVISOR)).clamp(min=FLOAT32_MIN_NORMAL)
+        divisor = format_named(self.activations).global_scale_divisor
+        scale = (amax / torch.full_like(amax, divisor)).clamp(min=FLOAT32_MIN_NORMAL)
         return torch.where(amax == 0, 1.0, scale).expand(self.num_experts).contiguous()
 
     def _product(self, side: Projection, data, scale, offs, given, dtype, own) -> torch.Tensor:
@@ -364,7 +365,7 @@ def expert_sizes(w13: Sequence[int], w2: Sequence[int], has_gate: bool) -> tuple
     rows = 2 * width if has_gate else width
     if tuple(w13) != (experts, rows, hidden):
         raise ValueError(
-            f"w13 has shape {list(w13)}; expected {[experts, rows, hidden]}, beside w2 {list(w2)} with has_gate={has_gate}"
+            f"w13 has shape {list(w13)}; expected {[experts, rows, hidden]}, with w2 {list(w2)} with has_gate={has_gate}"
         )
     return experts, hidden, rows
 

@@ -88,7 +88,7 @@ class GatedMLP(torch.nn.Module):
         if not self.is_fused or is_split or _has_hooks(gate) or _has_hooks(up) or _has_hooks(down):
             return down(self.act_fn(gate(x)) * up(x))
         given = gate.given_input_scale()
-        hidden = down._buffers["input_global_scale"] if down.mode == "nvfp4" else None
+        hidden = down._buffers["input_global_scale"] if down.mode != "16bit" else None
         sides = Weights(*gate.parts(given)), Weights(*up.parts(given)), Weights(*down.parts(hidden))
         if private_api.is_traced():
             return self._product(torch.ops.nvfp4_cute.gated_mlp, x, sides, given, hidden)
@@ -128,7 +128,7 @@ class GatedMLP(torch.nn.Module):
         gate, up, down = layers = (self.gate_proj, self.up_proj, self.down_proj)
         if any(m.pre_decode or (m.mode, m.backend) != (gate.mode, gate.backend) for m in layers):
             return False
-        if gate.mode == "nvfp4":
+        if gate.mode != "16bit":
             return is_one_input_scale((gate, up))
         return True
 

@@ -72,7 +72,7 @@ def keep_decoded(
             member.forget_kept()
         more = nbytes - layer.kept_nbytes
         if reason is None and more > 0 and more > _room(layer.packed_weight.device, reserved_bytes):
-            reason = f"{more} bytes more do not fit beside the reserve"
+            reason = f"{more} more bytes do not fit outside the reserve"
         for one in (layer, *members):
             one.keep_decoded = reason is None
         if reason is not None:

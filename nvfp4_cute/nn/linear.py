@@ -143,7 +143,7 @@ class QuantizedLinear(state.Picklable):
         activations = check_activations(activations, format)
         if keep_decoded and format != NVFP4:
             raise ValueError(
-                f"keep_decoded=True with weights of {format.title}; decoded weights are kept beside NVFP4 alone: leave it out"
+                f"keep_decoded=True with weights of {format.title}; dequantized weights are kept only for NVFP4: leave it out"
             )
         if pre_decode and keep_decoded:
             raise ValueError(
@@ -325,7 +325,7 @@ class QuantizedLinear(state.Picklable):
         if kept is not None:
             y = decoded_linear(rows, kept, bias, dtype)
         else:
-            finds = self.finds_input_scale and self.mode == "nvfp4"
+            finds = self.finds_input_scale and self.mode != "16bit"
             y = multiply(rows, *parts, given, finds, self.mode, dtype, self.backend, bias)
         return y if x.ndim == 2 else y.reshape(*x.shape[:-1], self.out_features)
 
@@ -402,7 +402,7 @@ class QuantizedLinear(state.Picklable):
 
     def given_input_scale(self) -> torch.Tensor | None:
         """Global scale with which rows are quantized; None where it is 1, is computed per call, or rows are not quantized."""
-        is_given = self.mode == "nvfp4" and not self.finds_input_scale
+        is_given = self.mode != "16bit" and not self.finds_input_scale
         return self._buffers["input_global_scale"] if is_given else None
 
     def parts(self, given: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

@@ -40,7 +40,7 @@ DECIDED = ("num_experts", "hidden_size", "intermediate_size", "bias", "device")
 # Activations that can be multiplied by weights of each format, the usual ones first.
 MX_ROWS: tuple[Activations, ...] = ("mxfp8_e4m3", "mxfp8_e5m2", "mxfp4", "16bit")
 ROWS: dict[BlockFormat, tuple[Activations, ...]] = {
-    NVFP4: ("nvfp4", "16bit"),
+    NVFP4: ("nvfp4", "nvfp4_four_over_six", "16bit"),
     **dict.fromkeys((MXFP4, *MXFP8), MX_ROWS),
     **dict.fromkeys((FP8_128x128, INT8, *INT4_FORMATS.values()), ("16bit",)),
 }
@@ -183,7 +183,7 @@ class MoE(NamesFormats):
         activations = activations or ROWS[format][0]
         if activations not in ROWS[format]:
             raise ValueError(
-                f"activations={activations!r} beside {format.title} weights; use {' or '.join(map(repr, ROWS[format]))}"
+                f"activations={activations!r} with {format.title} weights; use {' or '.join(map(repr, ROWS[format]))}"
             )
         check_choice("activation", activation, ACTIVATIONS)
         check_choice("weight_layout", weight_layout, LAYOUTS)

@@ -6,14 +6,15 @@ import torch
 
 from nvfp4_cute.backends.calls import chain
 from nvfp4_cute.batch_invariance import refuse_found_scales
-from nvfp4_cute.formats.block_format import TMA_ALIGN_BYTES
+from nvfp4_cute.formats.block_format import TMA_ALIGN_BYTES, format_named
+from nvfp4_cute.formats.block_scaled import BlockScaledTensor
 from nvfp4_cute.nn.activations import Mode
 from nvfp4_cute.nn.weight_only import weight_only_linear
 from nvfp4_cute.ops.global_scale import find_global_scale
 from nvfp4_cute.ops.parts.dual_gemm import dual_gemm
 from nvfp4_cute.ops.parts.gemm import gemm
 from nvfp4_cute.ops.quantize import find_and_quantize, quantize
-from nvfp4_cute.problem import NVFP4, Activation
+from nvfp4_cute.problem import Activation
 
 # Kernels read 16-bit activations. float32 ones are rounded to bfloat16, which has their range.
 KERNEL_DTYPE = torch.bfloat16
@@ -46,13 +47,13 @@ def product(
         alpha: float32 with one element, or with one per column [N]. It multiplies float32 sums, which are rounded once.
         input_global_scale: global scale of quantized rows, or None.
         finds_input_scale: whether this function computes the input's global scale and multiplies ``alpha`` by it.
-        mode: "nvfp4" or "16bit".
+        mode: "16bit", or the format to which rows are quantized.
         out_dtype, backend, bias: see ``gemm``.
     """
     if alpha.numel() > 1:
         if finds_input_scale:
             refuse_found_scales()
-            (input_global_scale,) = find_global_scale(x, backend=backend)
+            (input_global_scale,) = find_global_scale(x, format=format_named(mode), backend=backend)
             alpha = alpha * input_global_scale
         one = torch.ones((), device=x.device)
         sums = product(x, weight, weight_scale, one, input_global_scale, False, mode, torch.float32, backend)
@@ -72,10 +73,12 @@ def _product(
 ) -> torch.Tensor:
     if mode == "16bit":
         return weight_only_linear(aligned(x), weight, weight_scale, alpha, out_dtype, backend, bias=bias)
+    format = format_named(mode)
+    q: BlockScaledTensor
     if finds_input_scale:
-        q, (alpha,) = find_and_quantize(x, alpha, backend=backend)
+        q, (alpha,) = find_and_quantize(x, alpha, format=format, backend=backend)
     else:
-        q = quantize(x, global_scale=input_global_scale, backend=backend)
+        q = quantize(x, format=format, global_scale=input_global_scale, backend=backend)
     return gemm(
         q.data, weight, q.scale, weight_scale, alpha,
         bias=bias, out_dtype=out_dtype, early_weights=True, backend=backend,
@@ -127,8 +130,8 @@ def gated_product(
 
     Raises what ``dual_gemm`` raises.
 
-    Hidden activations are computed in float32 and rounded once: to the dtype of ``x``, or to NVFP4 for few rows in mode
-    "nvfp4".
+    Hidden activations are computed in float32 and rounded once: to the dtype of ``x``, or to NVFP4 for few rows that are
+    quantized.
 
     Args:
         x: [M, K], float16 or bfloat16.
@@ -137,7 +140,7 @@ def gated_product(
         hidden_global_scale: global scale of the hidden activations, already a factor of ``down.alpha``.
         finds_input_scale, finds_hidden_scale: whether this function computes these scales and multiplies the factors by them.
         activation: "silu" or "gelu_tanh".
-        mode: "nvfp4" or "16bit".
+        mode: "16bit", or the format to which rows are quantized.
         out_dtype, backend: see ``gemm``.
         bias: bias of ``down``; see ``gemm``.
     """
@@ -158,15 +161,17 @@ def _gated_product(
             aligned(x), gate.data, up.data, None, gate.scale, up.scale, gate.alpha, up.alpha, out_dtype=x.dtype, **sides
         )  # fmt: skip
         return product(h, down.data, down.scale, down.alpha, None, False, mode, out_dtype, backend, bias)
+    format = format_named(mode)
+    q: BlockScaledTensor
     if finds_input_scale:
-        q, alphas = find_and_quantize(x, gate.alpha, up.alpha, backend=backend)
+        q, alphas = find_and_quantize(x, gate.alpha, up.alpha, format=format, backend=backend)
         gate, up = (side._replace(alpha=alpha) for side, alpha in zip((gate, up), alphas, strict=True))
     else:
-        q = quantize(x, global_scale=input_global_scale, backend=backend)
+        q = quantize(x, format=format, global_scale=input_global_scale, backend=backend)
     sides["early_weights"] = True
     first = (q.data, gate.data, up.data, q.scale, gate.scale, up.scale, gate.alpha, up.alpha)
     if not finds_hidden_scale and len(x) <= QUANTIZED_HIDDEN_ROWS:
-        hidden = dual_gemm(*first, out_dtype=NVFP4, out_global_scale=hidden_global_scale, **sides)
+        hidden = dual_gemm(*first, out_dtype=mode, out_global_scale=hidden_global_scale, **sides)
         return gemm(
             hidden.data, down.data, hidden.scale, down.scale, down.alpha,
             bias=bias, out_dtype=out_dtype, early_weights=True, backend=backend,

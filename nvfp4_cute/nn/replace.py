@@ -121,7 +121,7 @@ def _reason(
     if pattern is not None:
         return f"by the pattern {pattern}"
     if linear.in_features % K_STEP:
-        return f"in_features={linear.in_features} is no multiple of {K_STEP}"
+        return f"in_features={linear.in_features} is not a multiple of {K_STEP}"
     if isinstance(parent, torch.nn.MultiheadAttention):
         return "torch.nn.MultiheadAttention multiplies by its weight"
     if is_parametrized(linear):

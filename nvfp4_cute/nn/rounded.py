@@ -4,13 +4,13 @@ from typing import Any
 
 import torch
 
-from nvfp4_cute.formats.block_format import FORMATS
+from nvfp4_cute.formats.block_format import format_named
 from nvfp4_cute.formats.block_scaled import dequantize, quantize
 from nvfp4_cute.formats.block_scales import nearest_rounding
 from nvfp4_cute.formats.codecs import E4M3_MAX, decode_e4m3, encode_e4m3
 
 FP8 = "fp8"  # e4m3 with one float32 scale per row
-ROUNDED_FORMATS = ("nvfp4", "mxfp4", "mxfp8_e4m3", "fp8_1x128", "int8", FP8)
+ROUNDED_FORMATS = ("nvfp4", "nvfp4_four_over_six", "mxfp4", "mxfp8_e4m3", "fp8_1x128", "int8", FP8)
 
 
 def rounded(x: torch.Tensor, format: str, global_scale: Any = None) -> torch.Tensor:
@@ -23,17 +23,18 @@ def rounded(x: torch.Tensor, format: str, global_scale: Any = None) -> torch.Ten
     Args:
         x: float [..., K].
         format: one of ROUNDED_FORMATS.
-        global_scale: for nvfp4, as in ``quantize``.
+        global_scale: for NVFP4, as in ``quantize``.
 
     Raises:
         ValueError: the format is unknown, or K is not a whole number of blocks.
     """
     if format not in ROUNDED_FORMATS:
         raise ValueError(f"format={format!r} is none of {', '.join(ROUNDED_FORMATS)}")
-    if format == "nvfp4":
-        return dequantize(quantize(x, global_scale=global_scale, scale_layout="rowmajor"), x.dtype)
     if format != FP8:
-        kind = FORMATS[format]
+        kind = format_named(format)
+        if kind.has_global_scale:
+            stored = quantize(x, format=kind, global_scale=global_scale, scale_layout="rowmajor")
+            return dequantize(stored, x.dtype)
         stored = quantize(x, format=kind, scale_layout="rowmajor", scale_rounding=nearest_rounding(kind))
         return dequantize(stored, x.dtype)
     values = x.float()

@@ -22,9 +22,7 @@ def reason_against(layers: Sequence[QuantizedLinear]) -> str | None:
     if any(layer.in_features != first.in_features for layer in layers):
         return "layers have different in_features"
     if any(layer.out_features % ATOM_ROWS for layer in layers[:-1]):
-        return (
-            f"rows of blocked scales begin with every {ATOM_ROWS} rows, and out_features is no multiple of it"
-        )
+        return f"rows of blocked scales begin with every {ATOM_ROWS} rows, and out_features is not a multiple of it"
     same = lambda layer: (
         layer.mode, layer.keep_decoded, layer.backend, layer.dtype, layer.packed_weight.device,
         None if layer.bias is None else layer.bias.dtype,

@@ -9,6 +9,7 @@ import torch
 from nvfp4_cute import private_api
 from nvfp4_cute.errors import UnsupportedProblem
 from nvfp4_cute.formats.block_format import (
+    FOUR_OVER_SIX,
     INT8,
     MXFP4,
     MXFP8_E4M3,
@@ -32,7 +33,7 @@ from nvfp4_cute.problem import INT32_MAX
 
 # Dtypes and formats with kernels.
 KERNEL_DTYPES = (torch.float16, torch.bfloat16)
-GROUPED_FORMATS = (NVFP4, MXFP4, MXFP8_E4M3, MXFP8_E5M2)
+GROUPED_FORMATS = (NVFP4, FOUR_OVER_SIX, MXFP4, MXFP8_E4M3, MXFP8_E5M2)
 KERNEL_FORMATS = (*GROUPED_FORMATS, FP8_1x128, INT8)
 # Rows of atoms are along y of the grid, batches along z.
 MAX_GRID = 65535
@@ -67,7 +68,7 @@ class Quantization:
 
 
 def global_scale_of(
-    x: torch.Tensor, up: torch.Tensor | None, given: Any, inverse: Any
+    x: torch.Tensor, up: torch.Tensor | None, given: Any, inverse: Any, format: BlockFormat = NVFP4
 ) -> torch.Tensor | None:
     """Returns the global scale of ``quantize`` as float32 on the device of ``x``, without dimensions or one per batch, or None.
 
@@ -93,7 +94,7 @@ def global_scale_of(
     if not private_api.is_traced():
         rules.check_memory(x=x, up=up, global_scale=given, global_scale_inv=inverse)
     values = silu_mul(x.detach(), up.detach()) if isinstance(given, str) and up is not None else x.detach()
-    return resolve_global_scale(values, given, inverse)
+    return resolve_global_scale(values, given, inverse, format)
 
 
 def check_up(x: torch.Tensor, up: torch.Tensor | None) -> None:

@@ -130,7 +130,7 @@ def block_scaled_tensor(
     """
     if torch.compiler.is_compiling():
         return quantized_tensor(data, scale, global_scale, shape, format, scale_layout)
-    is_nvfp4 = format is NVFP4_FORMAT or format == NVFP4_FORMAT
+    is_nvfp4 = format is NVFP4_FORMAT or format.stored == NVFP4_FORMAT
     made = object.__new__(NVFP4Tensor if is_nvfp4 else BlockScaledTensor)
     vars(made).update(
         data=data, scale=scale, global_scale=global_scale, shape=shape, scale_layout=scale_layout

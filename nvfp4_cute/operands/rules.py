@@ -118,7 +118,7 @@ def check_integers(**counts: Any) -> None:
     """Raises TypeError for values that are not integers."""
     for name, count in counts.items():
         if not isinstance(count, Integral) or isinstance(count, bool):
-            raise TypeError(f"{name}={count!r} is no int; pass how many there are")
+            raise TypeError(f"{name}={count!r} is not an int; pass the number")
 
 
 def check_sizes(**sizes: Any) -> None:
@@ -152,7 +152,7 @@ def check_formats(*, takes_rows: bool = False, **formats: Any) -> None:
     """
     for name, fmt in formats.items():
         if not isinstance(fmt, BlockFormat):
-            raise TypeError(f"{name}={fmt!r} is no BlockFormat; pass a record such as nvfp4_cute.MXFP4")
+            raise TypeError(f"{name}={fmt!r} is not a BlockFormat; pass a record such as nvfp4_cute.MXFP4")
         if fmt.scale_layout != "blocked" and not takes_rows:
             raise UnsupportedProblem(
                 f"{fmt.title} has {fmt.scale.name} scales: only gemm, grouped_gemm and dual GEMMs of weights that are not "
@@ -254,7 +254,7 @@ def check_sums(k: int, fmt: BlockFormat) -> None:
     """Raises UnsupportedProblem if sums of ``k`` products of integers might not fit in int32."""
     if fmt.has_integer_sums and k > MAX_INTEGER_K:
         raise UnsupportedProblem(
-            f"K={k} exceeds {MAX_INTEGER_K}: sums of so many products of {fmt.title} values, up to 2^14 each, may exceed int32; "
+            f"K={k} exceeds {MAX_INTEGER_K}: sums of more products of {fmt.title} values, up to 2^14 each, may exceed int32; "
             "split K, and add float32 results"
         )
 
@@ -602,7 +602,8 @@ def check_out_dtype(out_dtype: OutDtype, out_global_scale: Any, formats: Formats
 
 def check_out_global_scale(out_dtype: OutDtype, out_global_scale: Any) -> None:
     """Raises ValueError for a global scale of results that have none."""
-    if out_global_scale is not None and out_dtype != NVFP4:
+    asked = RESULT_FORMATS.get(out_dtype)
+    if out_global_scale is not None and not (asked and asked.has_global_scale):
         raise ValueError(
             f"out_global_scale is given and out_dtype={out_dtype}; it goes with out_dtype={NVFP4!r}"
         )

@@ -74,7 +74,7 @@ def check_rows_format(name: str, rows: Any, scale: Any, format: BlockFormat) -> 
     is_plain = scale is None and isinstance(first, torch.Tensor) and first.dtype in ACTIVATION_DTYPES
     if is_plain and format.name != NVFP4.name:
         raise ValueError(
-            f"{name}_format={format.title} beside {first.dtype} {name}: values of 16 bits have no format; leave it out, or "
+            f"{name}_format={format.title} with {first.dtype} {name}: values of 16 bits have no format; leave it out, or "
             f"quantize(x, format={format.record})"
         )
 

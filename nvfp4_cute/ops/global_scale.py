@@ -4,7 +4,7 @@ import torch
 
 from nvfp4_cute import backends, private_api
 from nvfp4_cute.backends.calls import call
-from nvfp4_cute.formats.block_format import TMA_ALIGN_BYTES
+from nvfp4_cute.formats.block_format import NVFP4, TMA_ALIGN_BYTES, BlockFormat
 from nvfp4_cute.formats.global_scale import resolve_global_scale
 from nvfp4_cute.launch.simt import GlobalScaleTask
 from nvfp4_cute.operands import rules
@@ -17,7 +17,9 @@ MAX_TIMES = 2
 MAX_VALUES = 2**31
 
 
-def find_global_scale(x: torch.Tensor, *times: torch.Tensor, backend: str = "auto") -> list[torch.Tensor]:
+def find_global_scale(
+    x: torch.Tensor, *times: torch.Tensor, format: BlockFormat = NVFP4, backend: str = "auto"
+) -> list[torch.Tensor]:
     """Computes the global scale "auto" of ``x``, its finite amax / 2688, and the product of each of ``times`` with it.
 
     float16 and bfloat16 on a GPU (or on the emulator) take one launch for up to 65,536 values and two for more.
@@ -27,6 +29,7 @@ def find_global_scale(x: torch.Tensor, *times: torch.Tensor, backend: str = "aut
     Args:
         x: [..., K].
         times: up to two float32 tensors with one element, on the device of ``x``.
+        format: NVFP4, or FOUR_OVER_SIX for amax / 1536.
         backend: "auto", "cuda", "emulator", "emulator:ARCH", or "reference".
 
     Returns:
@@ -43,10 +46,11 @@ def find_global_scale(x: torch.Tensor, *times: torch.Tensor, backend: str = "aut
     if is_traced or not is_for_kernel(rows, backend):
         if not is_traced:
             rules.check_memory(x=x)
-        scale = resolve_global_scale(x.detach(), "auto", None)
+        scale = resolve_global_scale(x.detach(), "auto", None, format)
         assert scale is not None
         return [scale, *((factor * scale).view(()) for factor in times)]
-    found = call(backend, ("global_scale", len(times)), [rows, *times], [], _check, rows, *times)
+    settings = ("global_scale", len(times), format)
+    found = call(backend, settings, [rows, *times], [], _check, format, rows, *times)
     return found[: 1 + len(times)]
 
 
@@ -81,7 +85,9 @@ def new_scalars(count: int, device: torch.device) -> list[torch.Tensor]:
     return [torch.empty((), dtype=torch.float32, device=device) for _ in range(count)]
 
 
-def _check(x: torch.Tensor, *times: torch.Tensor) -> tuple[GlobalScaleTask, list[torch.Tensor]]:
+def _check(
+    format: BlockFormat, x: torch.Tensor, *times: torch.Tensor
+) -> tuple[GlobalScaleTask, list[torch.Tensor]]:
     """Returns the checked task and its results, including partial maxima."""
     rules.check_memory(x=x, **{f"times[{i}]": factor for i, factor in enumerate(times)})
     made = new_scalars(1 + len(times), x.device)
@@ -89,5 +95,5 @@ def _check(x: torch.Tensor, *times: torch.Tensor) -> tuple[GlobalScaleTask, list
     partials = None if ctas == 1 else torch.empty(ctas, dtype=torch.float32, device=x.device)
     times_0, times_1 = (*times, None, None)[:MAX_TIMES]
     product_0, product_1 = (*made[1:], None, None)[:MAX_TIMES]
-    task = GlobalScaleTask(x, times_0, times_1, made[0], product_0, product_1, partials)
+    task = GlobalScaleTask(x, times_0, times_1, made[0], product_0, product_1, partials, format)
     return task, made if partials is None else [*made, partials]

@@ -1,1 +1,1 @@
-"""`nvfp4-cute prove`: what a GPU really does with these kernels, as a report that a person can attach to an issue."""
+"""`nvfp4-cute prove`: tests these kernels on a real GPU and writes a report to attach to an issue."""

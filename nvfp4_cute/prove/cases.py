@@ -1,4 +1,4 @@
-"""What `prove` times, and what is predicted before: cases of the benchmark suites, and a mixture-of-experts layer."""
+"""Cases that `prove` times and that are predicted beforehand: benchmark suites, and a mixture-of-experts layer."""
 
 from nvfp4_cute.bench import cases
 from nvfp4_cute.bench.cases import Case
@@ -19,9 +19,10 @@ QUICK = SELECTED[:4]
 
 
 def timed(*, quick: bool = False) -> list[Case]:
-    """The cases, in the order of ``SELECTED``. quick: those of the group problem alone.
+    """Returns the cases, in the order of ``SELECTED``. quick: only those of the group problem.
 
-    Raises: ValueError: a name that no suite has.
+    Raises:
+        ValueError: a name that no suite has.
     """
     by_name = {str(case): case for case in cases.select(("competition", "linear", "experts"))}
     wanted = QUICK if quick else SELECTED

@@ -1,4 +1,4 @@
-"""`nvfp4-cute prove`: does every step in child processes, keeps what is done, and writes the report after each step."""
+"""`nvfp4-cute prove`: runs every step in child processes, keeps finished work, and writes the report after each step."""
 
 import datetime
 import shutil
@@ -39,19 +39,20 @@ def run(
     workers: int | None = None,
     predicted: Path = RESULTS,
 ) -> int:
-    """Prove what there is on this machine, write the report after every step, and return 0 if nothing is wrong, else 1.
+    """Tests the GPU of this machine, writes the report after every step, and returns 0 if nothing is wrong, else 1.
 
     Args:
-        steps: names of ``plan.STEPS``; none stands for all.
+        steps: names of ``plan.STEPS``; empty means all.
         quick: one or two minutes instead of ten.
-        fresh: do again what an earlier run did.
-        emulator: the GPU to emulate instead of using one.
-        out: folder of the report; None takes the working folder.
-        workers: children at a time; None chooses, 0 does everything in this process.
+        fresh: repeat the work of an earlier run.
+        emulator: the GPU to emulate instead of using a real one.
+        out: folder of the report; None means the working folder.
+        workers: number of child processes at a time; None chooses, 0 runs everything in this process.
         predicted: folder of predictions.
 
     Raises:
-        ValueError: an unknown step. UnsupportedTarget: no GPU with a kernel and no emulator asked for.
+        ValueError: an unknown step.
+        UnsupportedTarget: no GPU with a kernel, and no emulator requested.
     """
     unknown = [name for name in steps if name not in plan.STEPS]
     if unknown:
@@ -79,7 +80,7 @@ def run(
         _do(name, step, limits, state)
         if name == "probes" and backend == "cuda":
             _keep_verdicts(description, state.of("probe"))
-            # Of what probes have shown to work there are more configs.
+            # Features that the probes have shown to work add configs.
             all_steps["configs"] = plan.steps(arch, backend, much, quick)["configs"]
         found = run_.write()
     print(run_.told(found))
@@ -87,7 +88,7 @@ def run(
 
 
 def _where(emulator: str | None) -> tuple[str, str]:
-    """Backend and architecture."""
+    """Returns backend and architecture."""
     if emulator is not None:
         target = targets.lookup(emulator)
         return f"emulator:{target.arch}", target.arch
@@ -107,7 +108,7 @@ def _where(emulator: str | None) -> tuple[str, str]:
 
 
 def _identity(backend: str, description: dict[str, Any], quick: bool) -> dict[str, Any]:
-    """What two runs share whose jobs are the same."""
+    """Returns the properties that two runs with the same jobs share."""
     return {
         "schema": report.SCHEMA,
         "backend": backend,
@@ -127,9 +128,9 @@ def _state_file(backend: str, description: dict[str, Any], quick: bool) -> Path 
 
 
 def _do(name: str, step: plan.Step, limits: pool.Limits, state: State) -> None:
-    """The jobs of a step that are not done yet, with a progress bar."""
+    """Runs the remaining jobs of a step, with a progress bar."""
     left = [job for job in step.jobs if not state.has(job.kind, job.name)]
-    # tqdm draws nothing in a terminal that does not know its own size.
+    # tqdm draws nothing in a terminal that reports no size.
     size = shutil.get_terminal_size()
     begun = time.monotonic()
     with tqdm(
@@ -148,7 +149,7 @@ def _do(name: str, step: plan.Step, limits: pool.Limits, state: State) -> None:
 
 
 class _Run:
-    """What a report of this run needs."""
+    """Data for the report of this run."""
 
     def __init__(
         self,
@@ -169,7 +170,7 @@ class _Run:
         self._written: list[Path] = []
 
     def write(self) -> dict[str, Any]:
-        """Write what is known now; return the report."""
+        """Writes the current report, and returns it."""
         outcomes = list(self._state.outcomes.values())
         steps = {
             name: {
@@ -195,12 +196,12 @@ class _Run:
         return found
 
     def told(self, found: dict[str, Any]) -> str:
-        """The end of a run, for a terminal."""
+        """Returns the closing text of a run, for a terminal."""
         return f"{reader.short(found)}\n\nwritten: {', '.join(path.name for path in self._written)}"
 
 
 def _keep_verdicts(description: dict[str, Any], outcomes: Sequence[Outcome]) -> None:
-    """Leave what probes said where planning finds it."""
+    """Stores the probes' verdicts where planning finds them."""
     gpu = description["gpu"]
     found = {o.name: o.verdict for o in outcomes if o.verdict != NOT_HERE}
     try:
@@ -210,9 +211,10 @@ def _keep_verdicts(description: dict[str, Any], outcomes: Sequence[Outcome]) -> 
 
 
 def read(path: Path, out: Path | None) -> int:
-    """Print a report's page and its constants; with ``out`` write the page and the picture there. Return 0.
+    """Prints a report's page and its constants, and returns 0. With ``out``, writes the page and the picture there.
 
-    Raises: ValueError, OSError: as ``reader.load``.
+    Raises:
+        ValueError, OSError: see ``reader.load``.
     """
     found = reader.load(path)
     print(reader.page(found))

@@ -1,6 +1,6 @@
-"""Microbenchmarks that the timing model takes its constants from, in the model's own units where it has the figure.
+"""Microbenchmarks of the timing model's constants, in the model's own units if it has the figure.
 
-Each is a line of ``CONSTANTS``: names, where it can be measured, and how. Cycles are the SM clock's.
+Each is an entry of ``CONSTANTS``: names, where it can be measured, and how. Cycles are those of the SM clock.
 """
 
 from collections.abc import Callable
@@ -19,10 +19,10 @@ from nvfp4_cute.prove.probes import HOPPER, TENSOR_MEMORY, Machine
 
 DESKTOP = ("sm_120a", "sm_121a")
 CHUNK = 16384
-"""Bytes of a copy of ``bulk_reads``."""
+"""Bytes per copy of ``bulk_reads``."""
 MIB = 1 << 20
 HEAD_START_CYCLES = 2_000_000
-"""A millisecond that the GPU waits while the host enqueues what is timed."""
+"""Cycles that the GPU waits, about a millisecond, while the host enqueues the timed work."""
 UNITS = {
     "launch_us": "us between two events around an empty kernel",
     "launch_in_graph_us": "us an empty kernel in a CUDA graph",
@@ -47,15 +47,16 @@ UNITS = {
     "scaled_sync_flops": "FLOP a cycle and SM of block-scaled mma.sync",
     "bf16_flops": "FLOP/s of torch's product 8192^3 of random bf16",
 }
-"""What each figure is."""
+"""Unit of each figure."""
 
 
 @dataclass(frozen=True)
 class Constant:
-    """One measurement, of one figure or of several.
+    """One measurement of one or several figures.
 
     Attributes:
-        archs: where it can be made.  measure: gives the figures by name.
+        archs: architectures on which it can be made.
+        measure: returns the figures by name.
     """
 
     archs: tuple[str, ...]
@@ -63,7 +64,7 @@ class Constant:
 
 
 def run(job: Job) -> Outcome:
-    """Measure what a job names."""
+    """Runs the measurement of a job."""
     name = job.arguments["constant"]
     machine = Machine.of(job.backend)
     if machine.arch not in CONSTANTS[name].archs or not machine.is_gpu:
@@ -71,9 +72,9 @@ def run(job: Job) -> Outcome:
     return Outcome(job.kind, job.name, PASSED, numbers=CONSTANTS[name].measure(machine))
 
 
-# ---- how -------------------------------------------------------------------------------------------------------
+# ---- measurements ----------------------------------------------------------------------------------------------
 def _us(call: Callable[[], object], repeats: int = 15) -> float:
-    """Median time of a call between two events, in us; the host has enqueued all of it before the GPU begins."""
+    """Median time of a call between two events, in us. The host has enqueued all calls before the GPU begins."""
     call()
     times = []
     for _ in range(repeats):
@@ -93,7 +94,7 @@ def _words(count: int = 2) -> torch.Tensor:
 
 
 def _cycles(name: str, arg0: int, data: torch.Tensor | None = None, ctas: int = 1, arg1: int = 0) -> int:
-    """Least cycles of five launches after one that warms up."""
+    """Fewest cycles of five launches, after a warm-up launch."""
     out, found = _words(), []
     for _ in range(6):
         ProbeTask(name, out, out if data is None else data, ctas, arg0, arg1).run("cuda")
@@ -103,7 +104,7 @@ def _cycles(name: str, arg0: int, data: torch.Tensor | None = None, ctas: int = 
 
 
 def _slope(name: str, few: int, many: int, **given: int) -> tuple[float, float]:
-    """(cycles of one more, cycles of none) of launches with few and with many repetitions."""
+    """(cycles per repetition, cycles of zero repetitions), from launches with few and with many repetitions."""
     low, high = _cycles(name, few, **given), _cycles(name, many, **given)  # type: ignore[arg-type]
     step = (high - low) / (many - few)
     return step, low - few * step
@@ -121,7 +122,7 @@ def _launch(machine: Machine) -> dict[str, float]:
 
 
 def _clock(machine: Machine) -> dict[str, float]:
-    """Cycles over time of two runs, the longer less the shorter."""
+    """Cycles over time of two runs, as the difference of a longer and a shorter run."""
 
     def rate(name: str, few: int, many: int, ctas: int) -> float:
         out = _words()
@@ -172,7 +173,7 @@ def _l2(machine: Machine) -> dict[str, float]:
 
 
 def _ring(nbytes: int, stride: int) -> torch.Tensor:
-    """Places ``stride`` apart, each with the way to the next one of a random round."""
+    """Returns places ``stride`` apart, each with the distance to the next place of a random cycle."""
     count = nbytes // stride
     order = torch.randperm(count, generator=torch.Generator().manual_seed(0))
     following = torch.empty(count, dtype=torch.int64)
@@ -251,7 +252,7 @@ CONSTANTS: dict[str, Constant] = {
 
 
 def model_has(target: targets.Target) -> dict[str, tuple[float, str]]:
-    """The timing model's figures of a GPU and their sources, by the names of ``UNITS``."""
+    """Returns the timing model's figures of a GPU and their sources, by the names of ``UNITS``."""
     from nvfp4_cute.gpus.timing_figures import constants_of
 
     constants = constants_of(target)

@@ -1,8 +1,8 @@
-"""Random grouped problems whose results are exact, and where results differ from them by a bit.
+"""Random grouped problems with exact results, and the first bits in which results differ from them.
 
-Operands are drawn so that every sum is exact in fp32 in any order of accumulation: values are multiples of 1/2 up to 6
-and scales are 0.5, 1, 1.5 or 2, so products are multiples of 1/16 up to 144 and K of them stay below 2**24 of those
-sixteenths; alpha is a power of two. A backend that differs by one bit computed something else.
+Operands are drawn so that every sum is exact in fp32 in any order of accumulation. Values are multiples of 1/2 up to 6,
+and scales are 0.5, 1, 1.5 or 2, so products are multiples of 1/16 up to 144, and K of them stay below 2**24 sixteenths.
+alpha is a power of two. A backend that differs by one bit computes something else.
 """
 
 from collections.abc import Sequence
@@ -30,20 +30,21 @@ from nvfp4_cute.problem import OUT_DTYPES, RESULT_FORMATS, FP8Name, GroupedProbl
 SCALES = (0.5, 1.0, 1.5, 2.0)
 ZERO_POINTS = (0, 7, 8, 16)
 ALPHAS = (0.25, 0.5, 1.0, 2.0, -1.0)
-K_STEP = 32  # row pitch in whole 16-byte units, as tensor maps need
+K_STEP = 32  # row pitch in full 16-byte units, as tensor maps require
 MAX_EXACT_K = 2**24 // (16 * 144) // K_STEP * K_STEP
-# Shares of the groups that sit on an edge, whatever the limits are.
+# Shares of the groups with edge-case row counts, whatever the limits are.
 EMPTY_SHARE, ONE_ROW_SHARE = 0.1, 0.1
 
 
 @dataclass(frozen=True)
 class Limits:
-    """Upper bounds of the problems that are drawn: groups, and M, N, K of a group in elements; and formats.
+    """Upper bounds of the drawn problems: groups, and M, N, K of a group in elements; and formats.
 
     Attributes:
-        out: name of the format of quantized results; None of others.
+        out: format name of quantized results; None for other results.
 
-    Raises: ValueError if a bound leaves nothing to draw, or if K is so long that sums need not be exact.
+    Raises:
+        ValueError: a bound leaves nothing to draw, or K is so long that sums may not be exact.
     """
 
     groups: int
@@ -55,12 +56,12 @@ class Limits:
 
     @property
     def n_step(self) -> int:
-        """What N is a multiple of: blocks of quantized results."""
+        """Divisor of N: blocks of quantized results."""
         return 1 if self.out is None else RESULT_FORMATS[self.out].k_multiple
 
     @property
     def k_step(self) -> int:
-        """What K is a multiple of: blocks, row pitches in whole 16-byte units, and what TMA pads in whole boxes."""
+        """Divisor of K: blocks, row pitches in full 16-byte units, and full boxes for formats that TMA pads."""
         padded = PADDED_K_MULTIPLE if self.formats in MIXED_PAIRS else K_STEP
         return max(padded, *(format.k_multiple for format in self.formats))
 
@@ -90,10 +91,12 @@ class Case:
     alpha: torch.Tensor | None
 
     def run(self, backend: str, device: str, weight_only: bool = False) -> list[torch.Tensor]:
-        """Compute the case on `backend` with tensors on `device`; return the outputs, [M, N] a group, on the CPU: of quantized
-        ones the data of all groups, then their scales of real rows.
+        """Computes the case on `backend` with tensors on `device`. Returns the outputs on the CPU, [M, N] per group.
 
-        weight_only: whether rows of bfloat16 that `a` stands for are multiplied, a group at a time, as sm_80 to sm_89 can."""
+        Quantized outputs are the data of all groups, then the scales of their real rows.
+
+        weight_only: multiply the bfloat16 rows that `a` stands for, one group at a time, as sm_80 to sm_89 can.
+        """
         dtype, format, sizes = self.problem.out_dtype, self.problem.out_format, self.problem.sizes
         out: list[Any] | None = None
         if isinstance(dtype, torch.dtype):
@@ -116,7 +119,7 @@ class Case:
     def _run_weight_only(
         self, b: list[torch.Tensor], b_scale: list[torch.Tensor], alpha: torch.Tensor | None, backend: str
     ) -> list[torch.Tensor]:
-        """Values of `a` have few bits: as bfloat16 they are what they were."""
+        """Values of `a` have few bits, so bfloat16 represents them exactly."""
         problem, outs = self.problem, []
         for g, (data, scale) in enumerate(zip(self.a, self.a_scale, strict=True)):
             m, _, k = problem.sizes[g]
@@ -132,7 +135,7 @@ class Case:
 
     @property
     def names(self) -> list[str]:
-        """Names of the tensors that ``run`` returns."""
+        """Names of the outputs of ``run``."""
         groups = [f"group {g}" for g in range(self.problem.num_groups)]
         return (
             groups if self.problem.out_format is None else groups + [f"scales of {name}" for name in groups]
@@ -140,35 +143,38 @@ class Case:
 
 
 def real_scales(x: nvfp4_cute.BlockScaledTensor, m: int, n: int) -> torch.Tensor:
-    """Scales of the rows [M, N] of a quantized result, on the CPU: a row of them a row; nothing writes those of padding rows."""
+    """Returns scales of the rows [M, N] of a quantized result on the CPU, one row of scales per row.
+
+    Padding rows stay unwritten.
+    """
     if x.format.scale_layout == "rowmajor":
         return x.scale.cpu()
     return from_blocked(x.scale.cpu().view(torch.uint8), m, x.format.padded_scale_shape(m, n)[1])
 
 
 class Dice:
-    """Everything random about the problem of one seed; the order of the calls is part of it."""
+    """All random choices of the problem of one seed. The order of the calls matters."""
 
     def __init__(self, seed: int) -> None:
         self._generator = torch.Generator().manual_seed(seed)
 
     def integer(self, low: int, high: int) -> int:
-        """A whole number, both bounds included."""
+        """Returns a random integer, both bounds included."""
         return int(torch.randint(low, high + 1, (), generator=self._generator))
 
     def choose(self, values: Sequence[Any]) -> Any:
-        """One of them."""
+        """Returns a random element of `values`."""
         return values[self.integer(0, len(values) - 1)]
 
     def rows(self, most: int) -> int:
-        """Rows of a group: none and one more often than chance has them."""
+        """Returns the rows of a group; 0 and 1 are more frequent than by uniform chance."""
         edge = float(torch.rand((), generator=self._generator))
         if edge < EMPTY_SHARE:
             return 0
         return 1 if edge < EMPTY_SHARE + ONE_ROW_SHARE else self.integer(1, most)
 
     def values(self, rows: int, k: int, format: BlockFormat = NVFP4) -> torch.Tensor:
-        """[rows, k/2] uint8: every bit pattern of e2m1; of 8-bit elements, [rows, k], multiples of 1/2 up to 6."""
+        """Returns every bit pattern of e2m1, uint8 [rows, k/2]; or 8-bit elements [rows, k], multiples of 1/2 up to 6."""
         if format.element.bits == 8:
             return encode(self.halves(rows, k), format.element)
         return torch.randint(
@@ -176,7 +182,7 @@ class Dice:
         )
 
     def scales(self, rows: int, k: int, format: BlockFormat = NVFP4) -> torch.Tensor:
-        """Scales out of ``scale_choices``, in the format's own layout."""
+        """Returns scales out of ``scale_choices``, in the format's own layout."""
         choices = scale_choices(format)
         is_rowmajor = format.scale_layout == "rowmajor"
         shape = format.scale_shape(rows, k) if is_rowmajor else (rows, format.num_k_blocks(k))
@@ -184,16 +190,16 @@ class Dice:
         return chosen if is_rowmajor else to_blocked(chosen)
 
     def factors(self, count: int) -> torch.Tensor:
-        """float32 [count] out of ``ALPHAS``."""
+        """Returns float32 [count] out of ``ALPHAS``."""
         return torch.tensor([self.choose(ALPHAS) for _ in range(count)])
 
     def halves(self, *shape: int) -> torch.Tensor:
-        """float32, multiples of 1/2 from -6 to 6: what e2m1 has of them, and more."""
+        """Returns float32 multiples of 1/2 from -6 to 6: the values of e2m1 and more."""
         return torch.randint(-12, 13, shape, generator=self._generator) / 2
 
 
 def scale_choices(format: BlockFormat, values: Sequence[float] = SCALES) -> torch.Tensor:
-    """Returns ``values`` as scales of a format: powers of two where it has no others, each with zero points where it has them."""
+    """Returns ``values`` as scales of a format: only powers of two if it has no others; with zero points next to some."""
     scale = format.scale_float.name
     choices = torch.tensor([x for x in values if scale != "ue8m0" or x != 1.5])
     if format.has_zero_points:
@@ -205,7 +211,7 @@ def scale_choices(format: BlockFormat, values: Sequence[float] = SCALES) -> torc
 
 
 def draw(seed: int, limits: Limits) -> Case:
-    """Draw the problem of `seed`: sizes within `limits`, all sixteen values, blocked scales, perhaps alpha."""
+    """Draws the problem of `seed`: sizes within `limits`, all sixteen values, blocked scales, perhaps alpha."""
     dice = Dice(seed)
     num_groups = dice.integer(1, limits.groups)
     sizes = tuple(
@@ -234,9 +240,9 @@ def draw(seed: int, limits: Limits) -> Case:
 def difference(
     outputs: list[torch.Tensor], expected: list[torch.Tensor], names: Sequence[str] | None = None
 ) -> str | None:
-    """Say where outputs, [M, N] a group, first differ from what is expected by a bit, and how often; None if nowhere.
+    """Returns where outputs, [M, N] per group, first differ by a bit from the expected ones, and how often; None if nowhere.
 
-    names: of the outputs; None of a group each.
+    names: names of the outputs; None means one output per group.
     """
     for group, (out, want) in enumerate(zip(outputs, expected, strict=True)):
         bits = {1: torch.uint8, 2: torch.int16, 4: torch.int32}[out.dtype.itemsize]
@@ -252,7 +258,7 @@ def difference(
 
 
 def failure_of(case: Case, backend: str, weight_only: bool = False) -> str | None:
-    """Run a case on `backend` and on the reference; say how they differ or what the emulated kernel did wrong."""
+    """Runs a case on `backend` and on the reference. Returns how they differ, or the emulated kernel's fault."""
     try:
         outputs = case.run(backend, "cuda" if backend == "cuda" else "cpu", weight_only)
     except EmulatorError as error:

@@ -1,4 +1,4 @@
-"""What calls cost the host, allocate and copy; and a soak over forms, threads, streams and graphs."""
+"""Host time, allocations and copies of calls; and a soak test over forms, threads, streams and graphs."""
 
 import threading
 import time
@@ -18,7 +18,7 @@ THREADS = 4
 
 
 def run(job: Job) -> Outcome:
-    """Measure what a job names: "costs" or "soak"."""
+    """Runs the measurement of a job: "costs" or "soak"."""
     if job.backend != "cuda":
         return Outcome(job.kind, job.name, NOT_HERE, "calls on an emulator cost what the emulator costs")
     if job.arguments["measure"] == "costs":
@@ -30,7 +30,7 @@ def run(job: Job) -> Outcome:
 
 
 def costs() -> dict[str, float]:
-    """Host time of a call in us, and what repeated calls allocate and copy, of eight groups that compute little."""
+    """Returns host time per call in us, and allocations and copies of repeated calls, for eight groups with little work."""
     case = cases.Case("host", "host", "eight groups", "grouped_gemm", SIZES)
     operands = make_operands(case, torch.device("cuda"), 0)
     a, b, a_scale, b_scale, out = (
@@ -58,7 +58,7 @@ def costs() -> dict[str, float]:
 
 
 def _side_effects(function: Callable[[], object]) -> tuple[float, float]:
-    """Allocations on the GPU, and copies and fills that the profiler saw, of repeated calls."""
+    """Returns GPU allocations, and copies and fills seen by the profiler, of repeated calls."""
     function()
     torch.cuda.synchronize()
     before = torch.cuda.memory_stats()["allocation.all.allocated"]
@@ -77,7 +77,7 @@ def _side_effects(function: Callable[[], object]) -> tuple[float, float]:
 
 
 def _host_us(function: Callable[[], object]) -> float:
-    """Least mean of several runs of calls; the GPU is idle before each run."""
+    """Returns the least mean of several runs of calls. The GPU is idle before each run."""
     best = float("inf")
     for _ in range(1 + REPEATS):
         torch.cuda.synchronize()
@@ -90,12 +90,12 @@ def _host_us(function: Callable[[], object]) -> float:
 
 
 def soak(seconds: float) -> dict[str, float]:
-    """Threads with a stream each repeat calls of both forms, eagerly and as graphs, and compare every bit.
+    """Runs threads with a stream each that repeat calls of both forms, eagerly and as graphs, and compare every bit.
 
-    Every call's first result, before the threads start, is what later ones have to be.
+    The first result of every call, from before the threads start, is the expected one.
     """
     counts, wrong = [0] * THREADS, [0] * THREADS
-    # Captured one after the other: threads may not call the allocator while one captures.
+    # Captures one after the other, because threads may not use the allocator during a capture.
     jobs = [_soak_jobs(thread) for thread in range(THREADS)]
     torch.cuda.synchronize()
     memory, deadline = torch.cuda.memory_allocated(), time.monotonic() + seconds
@@ -128,7 +128,7 @@ def soak(seconds: float) -> dict[str, float]:
 def _soak_jobs(
     thread: int,
 ) -> list[tuple[Callable[[], object], list[torch.Tensor], list[torch.Tensor]]]:
-    """Calls, what they write, and what that has to be."""
+    """Returns calls, their outputs, and the expected outputs."""
     sizes = [((40, 256, 512), (0, 256, 512), (130, 256, 512)), ((8, 384, 2048),), ((1, 4096, 4096),)]
     found = []
     for number, groups in enumerate(sizes):

@@ -1,7 +1,7 @@
-"""What a child process does: `python -m nvfp4_cute.prove.jobs` takes jobs as lines of JSON and answers each with a line.
+"""The child process: `python -m nvfp4_cute.prove.jobs` reads jobs as lines of JSON and answers each with a line.
 
-A child that met a fault of the GPU says so and ends, since its CUDA context is of no use any more; its parent
-(``pool``) starts another one.
+A child that meets a fault of the GPU reports it and ends, because its CUDA context is unusable. Its parent (``pool``)
+starts another one.
 """
 
 import json
@@ -32,7 +32,7 @@ def _device(backend: str) -> str:
 
 
 def problem(job: Job) -> Outcome:
-    """A random problem. Arguments: seed, small."""
+    """Runs a random problem. Arguments: seed, small."""
     from nvfp4_cute.prove import problems
 
     drawn = problems.draw(job.arguments["seed"], small=job.arguments["small"])
@@ -40,7 +40,7 @@ def problem(job: Job) -> Outcome:
 
 
 def config(job: Job) -> Outcome:
-    """One config on the awkward problem. Arguments: operation, form, is_quantized, config."""
+    """Runs one config on the awkward problem. Arguments: operation, form, is_quantized, config."""
     from nvfp4_cute.prove import problems
 
     made = problems.config_problem(
@@ -50,28 +50,28 @@ def config(job: Job) -> Outcome:
 
 
 def probe(job: Job) -> Outcome:
-    """A probe of the table. Arguments: probe."""
+    """Runs a probe of the table. Arguments: probe."""
     from nvfp4_cute.prove import probes
 
     return probes.run(job)
 
 
 def constant(job: Job) -> Outcome:
-    """A microbenchmark. Arguments: constant."""
+    """Runs a microbenchmark. Arguments: constant."""
     from nvfp4_cute.prove import constants
 
     return constants.run(job)
 
 
 def timed(job: Job) -> Outcome:
-    """A case beside its peers. Arguments: case."""
+    """Times a case and its peers. Arguments: case."""
     from nvfp4_cute.prove import timed
 
     return timed.run(job)
 
 
 def host(job: Job) -> Outcome:
-    """What calls cost the host, or a soak. Arguments: measure, seconds."""
+    """Measures the host costs of calls, or runs a soak test. Arguments: measure, seconds."""
     from nvfp4_cute.prove import host
 
     return host.run(job)
@@ -94,7 +94,7 @@ def _compared(job: Job, text: str, failure: str | None) -> Outcome:
 
 
 def perform(job: Job) -> Outcome:
-    """Do a job in this process; whatever it raises becomes its verdict."""
+    """Runs a job in this process; an exception becomes its verdict."""
     start = time.perf_counter()
     try:
         outcome = KINDS[job.kind](job)
@@ -110,7 +110,7 @@ def perform(job: Job) -> Outcome:
 
 
 def is_gpu_fault(text: str) -> bool:
-    """Whether an error's text is the driver's word that a kernel failed."""
+    """Whether an error's text is the driver's report of a failed kernel."""
     lowered = text.lower()
     return any(
         word in lowered
@@ -119,10 +119,10 @@ def is_gpu_fault(text: str) -> bool:
 
 
 def main() -> int:
-    """Answer jobs until there are no more; end after a fault of the GPU, code 3."""
+    """Answers jobs until there are no more. Ends with code 3 after a fault of the GPU."""
     answers = os.fdopen(os.dup(1), "w", buffering=1)
-    os.dup2(2, 1)  # what libraries print is no answer
-    import torch  # noqa: F401  a child is ready when what takes seconds is loaded
+    os.dup2(2, 1)  # output of libraries must not count as answers
+    import torch  # noqa: F401  a child is ready when slow imports are done
 
     answers.write(READY + "\n")
     for line in sys.stdin:
@@ -135,19 +135,19 @@ def main() -> int:
 
 
 def as_line(job: Job) -> str:
-    """A job as the child reads it."""
+    """Returns a job as a line for the child."""
     return json.dumps(asdict(job)) + "\n"
 
 
 def outcome_of(line: str) -> Outcome:
-    """A child's answer. Raises ValueError for what is none."""
+    """Parses a child's answer. Raises ValueError for anything else."""
     values: dict[str, Any] = json.loads(line)
     return Outcome(**values)
 
 
 if __name__ == "__main__":
     sys.stdout.flush()
-    # os._exit: a poisoned CUDA context may make the interpreter's end hang.
+    # os._exit, because a poisoned CUDA context may hang the interpreter's exit.
     code = main()
     sys.stderr.flush()
     os._exit(code)

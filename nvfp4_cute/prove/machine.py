@@ -1,4 +1,4 @@
-"""The GPU, its driver, and the versions that decide what runs; and how texts lose what is private."""
+"""The GPU, its driver, and versions that affect the results; and the removal of private names from texts."""
 
 import getpass
 import platform
@@ -13,12 +13,15 @@ from nvfp4_cute.gpus import targets
 
 PATH = re.compile(r"(?<![\w.:/])~?(?:/[\w.+@-]+){2,}/?")
 LEAST_NAME = 4
-"""Letters of a host's or a user's name that is replaced: shorter ones are parts of other words."""
+"""Least length of a host or user name that is replaced; shorter names are parts of other words."""
 COMMON = {"root", "user", "admin", "home", "local", "localhost", "linux", "ubuntu"}
 
 
 def describe() -> dict[str, Any]:
-    """The GPU of this machine, or why there is none, and versions. No names of hosts or users, no paths, no serial numbers."""
+    """Describes the GPU of this machine, or why there is none, and versions.
+
+    Without names of hosts or users, paths, serial numbers.
+    """
     found: dict[str, Any] = {
         "versions": installed.versions(),
         "system": f"{platform.system()} {platform.machine()}",
@@ -46,12 +49,12 @@ def describe() -> dict[str, Any]:
 
 
 def driver() -> str | None:
-    """The driver's version, None where nvidia-smi does not say."""
+    """Returns the driver's version, or None if nvidia-smi does not report it."""
     return query("driver_version")
 
 
 def query(field: str) -> str | None:
-    """What nvidia-smi says of the first GPU, None where it says nothing. Only fields that name no single device."""
+    """Returns nvidia-smi's value for the first GPU, or None. Only for fields that identify no single device."""
     try:
         asked = ["nvidia-smi", f"--query-gpu={field}", "--format=csv,noheader"]
         answer = subprocess.run(asked, capture_output=True, text=True, timeout=20)
@@ -62,14 +65,14 @@ def query(field: str) -> str | None:
 
 
 def target_of(description: dict[str, Any]) -> targets.Target | None:
-    """The entry of the table of targets that a description names."""
+    """Returns the table entry of the target that a description names."""
     gpu = description["gpu"]
     return None if gpu is None or gpu["target"] is None else targets.lookup(gpu["target"])
 
 
-# ---- what is private -------------------------------------------------------------------------------------------
+# ---- privacy ---------------------------------------------------------------------------------------------------
 def private_names() -> set[str]:
-    """Names of this host and of its user that a report must not hold."""
+    """Returns names of this host and of its user that a report must not contain."""
     names = {socket.gethostname(), platform.node()}
     names |= {name.split(".")[0] for name in names}
     try:
@@ -80,7 +83,7 @@ def private_names() -> set[str]:
 
 
 def scrub(value: Any) -> Any:
-    """Plain data whose texts name no host, no user and no folder."""
+    """Returns plain data whose texts name no host, no user and no folder."""
     if isinstance(value, dict):
         return {scrub(key): scrub(item) for key, item in value.items()}
     if isinstance(value, list | tuple):

@@ -1,6 +1,6 @@
-"""A mixture-of-experts layer in three launches beside torch's bf16: quantize, gated up projections, down projection.
+"""A mixture-of-experts layer in three launches, compared with torch's bf16: quantize, gated up projections, down projection.
 
-The shape is Qwen3-30B-A3B's. Rows arrive sorted by expert, as a router leaves them; routing itself is not timed.
+The shape is that of Qwen3-30B-A3B. Rows arrive sorted by expert, as after a router; routing itself is not timed.
 """
 
 from collections.abc import Callable
@@ -21,7 +21,7 @@ from nvfp4_cute.reference import expand_operand
 MODEL, EXPERTS, HIDDEN, INTERMEDIATE = "Qwen3-30B-A3B", 128, 2048, 768
 TOKENS = (1, 8, 32, 128, 512)
 ALPHA = 2.0**-9
-"""Factor of both up projections: brings sums of thousands of random terms to where SiLU bends."""
+"""Factor of both up projections. It brings sums of thousands of random terms into the curved range of SiLU."""
 
 
 def name_of(tokens: int) -> str:
@@ -34,10 +34,11 @@ class Layer:
     """Weights of all experts and the rows of some tokens, on one device.
 
     Attributes:
-        x: [rows, HIDDEN] bfloat16, sorted by expert.  offs: int32 [EXPERTS], where each expert's rows end.
+        x: [rows, HIDDEN] bfloat16, sorted by expert.
+        offs: int32 [EXPERTS], end of each expert's rows.
         gate_up, gate_up_scale: [EXPERTS, 2 * INTERMEDIATE, HIDDEN / 2] uint8, gate above up, and blocked scales.
         down, down_scale: [EXPERTS, HIDDEN, INTERMEDIATE / 2] and scales.
-        alpha: float32 [EXPERTS], of both up projections.
+        alpha: float32 [EXPERTS], factor of both up projections.
     """
 
     x: torch.Tensor
@@ -49,7 +50,7 @@ class Layer:
     alpha: torch.Tensor
 
     def run(self, backend: str = "auto") -> torch.Tensor:
-        """[rows, HIDDEN] bfloat16, by three launches."""
+        """Computes [rows, HIDDEN] bfloat16 by three launches."""
         data, scale = grouped_quantize(self.x, self.offs, backend=backend)
         hidden = grouped_dual_gemm(
             data, self.gate_up, None, scale, self.gate_up_scale, None, self.alpha, self.alpha,
@@ -58,7 +59,7 @@ class Layer:
         return grouped_gemm(hidden[0], self.down, hidden[1], self.down_scale, self.offs, backend=backend)
 
     def torch_bf16(self) -> Callable[[], torch.Tensor]:
-        """The same layer in bf16 with ``torch._grouped_mm``; weights are expanded here, untimed."""
+        """Returns a call of the layer in bf16 with ``torch._grouped_mm``. Weights are expanded here, untimed."""
         expand = lambda data, scale: torch.stack(
             [expand_operand(d, s, "blocked").to(torch.bfloat16) for d, s in zip(data, scale, strict=True)]
         )
@@ -74,7 +75,7 @@ class Layer:
 
     @property
     def weight_bytes(self) -> int:
-        """NVFP4 bytes of the experts that have rows: what one run has to read at least."""
+        """NVFP4 bytes of the experts that have rows: the least that one run has to read."""
         rows = torch.diff(self.offs.cpu(), prepend=torch.zeros(1, dtype=torch.int32))
         per_expert = sum(
             t[0].numel() * t.element_size()
@@ -84,7 +85,7 @@ class Layer:
 
 
 def make_layer(tokens: int, device: torch.device, seed: int = 0, *, empty: bool = False) -> Layer:
-    """Random weights and rows. empty: operands without data, for models, which ask where tensors lie."""
+    """Makes random weights and rows. empty: operands without data, for models, which only need addresses."""
     generator = torch.Generator(device).manual_seed(seed)
     rows = routed_rows(tokens, EXPERTS, TOP_K[MODEL])
     offs = torch.tensor(list(accumulate(rows)), dtype=torch.int32, device=device)

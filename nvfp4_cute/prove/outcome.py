@@ -1,15 +1,15 @@
-"""What a job of `prove` can come to, as plain data that goes through pipes and files."""
+"""Outcomes of `prove` jobs, as plain data that fits through pipes and files."""
 
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 PASSED = "passed"
-WRONG = "wrong"  # a result that is not the reference's
-FAULT = "fault"  # the GPU or the emulator refused to go on
-HANG = "hang"  # ended by its time limit
-REFUSED = "refused"  # the library says that it does not do this
+WRONG = "wrong"  # a result that differs from the reference
+FAULT = "fault"  # the GPU or the emulator reported a fault
+HANG = "hang"  # stopped by its time limit
+REFUSED = "refused"  # the library reports that it does not support this
 BROKEN = "broken"  # the job itself failed, before or after its kernel
-NOT_HERE = "not here"  # another architecture's
+NOT_HERE = "not here"  # for another architecture
 SKIPPED = "not run"  # no time was left
 VERDICTS = (PASSED, WRONG, FAULT, HANG, REFUSED, BROKEN, NOT_HERE, SKIPPED)
 FAILURES = (WRONG, FAULT, HANG, BROKEN)
@@ -20,9 +20,10 @@ class Job:
     """Something to run in a child process.
 
     Attributes:
-        kind: a key of ``jobs.KINDS``.  name: unique in its kind.
+        kind: a key of ``jobs.KINDS``.
+        name: unique within its kind.
         backend: "cuda" or "emulator:ARCH".
-        arguments: of the kind's function; plain data.
+        arguments: arguments of the kind's function; plain data.
     """
 
     kind: str
@@ -33,12 +34,13 @@ class Job:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a job came to.
+    """Outcome of a job.
 
     Attributes:
-        kind, name: the job's.  verdict: one of ``VERDICTS``.
-        detail: for people: where results differ, what the driver said, or what was seen.
-        seconds: that it took.
+        kind, name: the job's.
+        verdict: one of ``VERDICTS``.
+        detail: text for people: where results differ, the driver's message, or the observation.
+        seconds: duration of the job.
         numbers: measured figures by name.
         notes: texts by name.
     """
@@ -52,5 +54,5 @@ class Outcome:
     notes: dict[str, str] = field(default_factory=dict)
 
     def record(self) -> dict[str, Any]:
-        """Everything as plain data; ``Outcome(**record)`` is the same again."""
+        """Returns all fields as plain data; ``Outcome(**record)`` restores the outcome."""
         return asdict(self)

@@ -1,4 +1,4 @@
-"""The report's one picture: times as points on a logarithmic axis, as SVG, which needs no library."""
+"""The report's picture: times as points on a logarithmic axis, as SVG, which needs no library."""
 
 from math import ceil, floor, log10
 from typing import Any
@@ -9,7 +9,7 @@ COLOURS = {"ours": "#2a6fb0", "torch": "#b0b0b0", "predicted": "#e0913a"}
 
 
 def svg(report: dict[str, Any]) -> str | None:
-    """Our times, torch's best and the predictions of a report; None where nothing was timed."""
+    """Draws our times, torch's best and the predictions of a report; None if nothing was timed."""
     rows = [row for row in report["timed"] if row["us"] is not None]
     if not rows:
         return None
@@ -59,6 +59,6 @@ def svg(report: dict[str, Any]) -> str | None:
 
 
 def _ticks(low: float, high: float) -> list[float]:
-    """1, 2 and 5 of every decade between two exponents of ten."""
+    """Returns 1, 2 and 5 of every decade between two exponents of ten."""
     every = [m * 10.0**e for e in range(floor(low), ceil(high) + 1) for m in (1, 2, 5)]
     return [us for us in every if low <= log10(us) <= high]

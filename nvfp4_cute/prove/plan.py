@@ -1,4 +1,4 @@
-"""The steps of a run: which jobs each has, how many at a time, how long."""
+"""The steps of a run: their jobs, number of workers, and time."""
 
 import os
 from collections.abc import Callable
@@ -11,7 +11,7 @@ from nvfp4_cute.prove.probes import PROBES
 
 STEPS = ("probes", "configs", "problems", "constants", "timed", "host")
 MAX_WORKERS = 12
-"""Children that compile at a time: each takes about a gigabyte, and half a gigabyte of the GPU."""
+"""Largest number of children that compile at a time. Each takes about a gigabyte, and half a gigabyte of the GPU."""
 
 
 MAX_PROBES = 8
@@ -19,13 +19,15 @@ MAX_PROBES = 8
 
 @dataclass(frozen=True)
 class Amounts:
-    """How much is done.
+    """Amount of work in a run.
 
     Attributes:
-        problems: random ones.  configs: at most; None for all.  soak_s: seconds.
-        minutes: of every step that is cut off when its time is over, by name.
+        problems: number of random problems.
+        configs: largest number of configs; None means all.
+        soak_s: seconds of the soak test.
+        minutes: time limit of steps that may be cut off, by name.
         job_s: seconds until a job counts as hung.
-        small: problems as an emulator can do them.
+        small: draw problems that an emulator can run.
     """
 
     problems: int
@@ -50,10 +52,12 @@ EMULATED_QUICK = Amounts(2, 1, 0.0, dict.fromkeys(STEPS, 10.0), 600.0, True)
 
 @dataclass(frozen=True)
 class Step:
-    """One step.
+    """One step of a run.
 
     Attributes:
-        jobs: what is done.  workers: children at a time.  fresh: whether each job has a child of its own.
+        jobs: its jobs.
+        workers: number of children at a time.
+        fresh: whether each job has its own child.
     """
 
     jobs: list[Job]
@@ -62,14 +66,14 @@ class Step:
 
 
 def amounts(is_emulated: bool, quick: bool) -> Amounts:
-    """How much a run does."""
+    """Returns the amount of work in a run."""
     if is_emulated:
         return EMULATED_QUICK if quick else EMULATED
     return QUICK if quick else WHOLE
 
 
 def steps(arch: str, backend: str, much: Amounts, quick: bool) -> dict[str, Step]:
-    """Every step that a backend can do, in order."""
+    """Returns every step that a backend can run, in order."""
     cores = len(os.sched_getaffinity(0))
     many = max(1, min(MAX_WORKERS, cores - 1))
     makers: dict[str, Callable[[], Step]] = {
@@ -121,13 +125,13 @@ def _configs(arch: str, backend: str) -> list[Job]:
 
 
 def _spread(jobs: list[Job], count: int | None) -> list[Job]:
-    """So many of them, from the first to the last; all where ``count`` is None."""
+    """Returns `count` of the jobs, spread from the first to the last; all if ``count`` is None."""
     if count is None or count >= len(jobs):
         return jobs
     return [jobs[index * len(jobs) // count] for index in range(count)]
 
 
 def timed_names(quick: bool) -> list[str]:
-    """Cases that are timed, and layers of experts unless it has to be quick."""
+    """Returns the names of timed cases, and of layers of experts unless the run is quick."""
     names = [str(case) for case in cases.timed(quick=quick)]
     return names if quick else [*names, *map(moe.name_of, moe.TOKENS)]

@@ -1,4 +1,4 @@
-"""Jobs in child processes: one that faults, hangs or dies costs its own result and nothing else."""
+"""Runs jobs in child processes. A job that faults, hangs or dies loses only its own result."""
 
 import os
 import queue
@@ -20,14 +20,14 @@ ENDED = ""
 
 @dataclass(frozen=True)
 class Limits:
-    """How jobs are run.
+    """Limits for running jobs.
 
     Attributes:
-        workers: children at a time; 0 has this process do the jobs, without a time limit.
-        job_s: seconds of a job until it counts as hung.
-        seconds: from when the first child is ready; after them no further job is begun.
-        fresh: whether every job has a child of its own.
-        module: what a child runs.
+        workers: children at a time; 0 runs the jobs in this process, without a time limit.
+        job_s: seconds until a job counts as hung.
+        seconds: time from when the first child is ready after which no further job starts.
+        fresh: whether every job has its own child.
+        module: module that a child runs.
     """
 
     workers: int
@@ -38,7 +38,7 @@ class Limits:
 
 
 def run(wanted: Sequence[Job], limits: Limits, on_outcome: Callable[[Outcome], None]) -> None:
-    """Do all jobs; ``on_outcome`` gets each outcome as it comes, from one thread at a time."""
+    """Runs all jobs. Calls ``on_outcome`` with each outcome as it arrives, from one thread at a time."""
     clock = _Clock(limits.seconds)
     if limits.workers == 0:
         clock.start()
@@ -69,24 +69,24 @@ def _skipped(job: Job) -> Outcome:
 
 
 class _Clock:
-    """Time that jobs have had. Importing torch and making a CUDA context, seconds each, do not count."""
+    """Time since jobs began. Importing torch and making a CUDA context, seconds each, do not count."""
 
     def __init__(self, seconds: float) -> None:
         self._seconds, self._began = seconds, float("inf")
 
     def start(self) -> None:
-        """Begin, unless it has begun."""
+        """Starts the clock unless it runs."""
         self._began = min(self._began, time.monotonic())
 
     def is_over(self) -> bool:
-        """Whether no further job is to begin."""
+        """Whether no further job may start."""
         return time.monotonic() - self._began > self._seconds
 
 
 def _work(
     waiting: "queue.SimpleQueue[Job]", limits: Limits, clock: _Clock, report: Callable[[Outcome], None]
 ) -> None:
-    """One child after the other, as long as jobs wait."""
+    """Runs one child after the other, as long as jobs wait."""
     child: _Child | None = None
     try:
         for job in _taken(waiting):
@@ -129,17 +129,17 @@ class _Child:
         self._pending = b""
         self._is_ready = False
         self.is_well = True
-        """Whether it can be asked again."""
+        """Whether it can be used again."""
 
     def is_ready(self) -> bool:
-        """Whether it has started; waits for that."""
+        """Waits for its start. Returns whether it started."""
         if not self._is_ready:
             line = self._line(START_S)
             self._is_ready = line is not None and line.strip() == jobs.READY
         return self._is_ready
 
     def ask(self, job: Job, seconds: float) -> Outcome:
-        """The outcome of a job, whatever becomes of the child."""
+        """Returns the outcome of a job, whatever happens to the child."""
         if not self.is_ready():
             self.is_well = False
             return Outcome(job.kind, job.name, BROKEN, "a child process did not start")
@@ -164,7 +164,7 @@ class _Child:
         return outcome
 
     def _line(self, seconds: float) -> str | None:
-        """The next line, None where none came in time, ``ENDED`` where none will."""
+        """Returns the next line; None if none came in time; ``ENDED`` if none will come."""
         stream = self._process.stdout
         assert stream is not None
         until = time.monotonic() + seconds
@@ -182,7 +182,7 @@ class _Child:
         return line.decode()
 
     def end(self) -> None:
-        """Close its input, and kill it where that does not end it."""
+        """Closes its input, and kills it if that does not end it."""
         assert self._process.stdin is not None and self._process.stdout is not None
         self._process.stdin.close()
         if self.is_well:
@@ -194,6 +194,6 @@ class _Child:
             self._process.kill()
             try:
                 self._process.wait(10)
-            except subprocess.TimeoutExpired:  # in the driver: it will end when the GPU does
+            except subprocess.TimeoutExpired:  # in the driver; it will end when the GPU does
                 pass
         self._process.stdout.close()

@@ -1,7 +1,7 @@
-"""Times that the model predicted before anything was measured: made without the GPU, committed, only read by `prove`.
+"""Times that the model predicted before any measurement: made without the GPU, committed, and only read by `prove`.
 
-A prediction names the kernels that it was made for by a digest of their PTX, so that a report can say whether what was
-measured is what was predicted.
+A prediction names its kernels by a digest of their PTX, so a report can say whether the measured kernels are the
+predicted ones.
 """
 
 import datetime
@@ -28,21 +28,21 @@ from nvfp4_cute.terminal import Progress
 
 SCHEMA = 1
 PREDICTED_TOKENS = (8, 128)
-"""Of the layer of experts, whose five launches take minutes to model."""
+"""Numbers of tokens for the layer of experts, whose five launches take minutes to model."""
 
 
 def path_for(gpu: str, folder: Path = RESULTS) -> Path:
-    """Where the predictions of a GPU lie: ``predictions-h100_sxm.json``."""
+    """Returns the path of the predictions of a GPU: ``predictions-h100_sxm.json``."""
     return folder / f"predictions-{file_name(gpu)}.json"
 
 
 def file_name(gpu: str) -> str:
-    """A GPU's name as part of a file's."""
+    """Returns a GPU's name in the form used in file names."""
     return "".join(c if c.isalnum() else "_" for c in gpu.lower().removeprefix("nvidia ")).strip("_")
 
 
 def load(gpu: str, folder: Path = RESULTS) -> dict[str, Any] | None:
-    """The stored predictions of a GPU, None where nothing was predicted for it or by another schema."""
+    """Returns the stored predictions of a GPU; None if there are none, or by another schema."""
     path = path_for(gpu, folder)
     if not path.is_file():
         return None
@@ -51,9 +51,9 @@ def load(gpu: str, folder: Path = RESULTS) -> dict[str, Any] | None:
 
 
 def run(target_name: str, folder: Path = RESULTS) -> int:
-    """Predict every case for a GPU that need not be there, write the file after each of them, and return 0.
+    """Predicts every case for a GPU that need not be present, writes the file after each case, and returns 0.
 
-    Cases that the file holds already for the same kernels' sources stay. Raises UnsupportedTarget for an unknown GPU.
+    Cases that the file already holds for the same kernel sources stay. Raises UnsupportedTarget for an unknown GPU.
     """
     from nvfp4_cute.compile import disk_cache
 
@@ -81,7 +81,7 @@ def run(target_name: str, folder: Path = RESULTS) -> int:
 
 
 def wanted() -> Iterable[tuple[str, Callable[[str], object]]]:
-    """Name and call of everything that is predicted."""
+    """Yields name and call of everything that is predicted."""
     for case in cases.timed():
         call = lambda backend, case=case: ours.prepare(case, empty_operands(case), backend).run()
         yield str(case), call
@@ -90,7 +90,7 @@ def wanted() -> Iterable[tuple[str, Callable[[str], object]]]:
 
 
 def predict(call: Callable[[str], object], target: Target) -> dict[str, Any]:
-    """The time of a call in a CUDA graph between two events, and the kernels that it is of; or why there is none."""
+    """Returns the time of a call in a CUDA graph between two events, and its kernels; or why there is none."""
     with cache.watch() as kernels:
         try:
             timing = modelled_chain(call, target)
@@ -100,5 +100,5 @@ def predict(call: Callable[[str], object], target: Target) -> dict[str, Any]:
 
 
 def digests(kernels: Iterable[CompiledKernel]) -> dict[str, str]:
-    """The start of the SHA-256 of each kernel's PTX, by the kernel's name."""
+    """Returns the start of the SHA-256 of each kernel's PTX, by the kernel's name."""
     return {k.key.to_name(): hashlib.sha256(k.ptx.encode()).hexdigest()[:16] for k in kernels}

@@ -1,4 +1,4 @@
-"""Probes as tasks: what is compiled, and a launch of it on any backend."""
+"""Probes as tasks: their kernels, and launches of them on any backend."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -21,11 +21,11 @@ class ProbeKey:
     name: str
 
     def to_name(self) -> str:
-        """Readable, unique; the kernel's symbol starts with it."""
+        """Returns a readable, unique name; the kernel's symbol starts with it."""
         return f"nvfp4_probe_{self.name}_{self.arch}"
 
     def make_kernel(self) -> Any:
-        """The CuTe DSL object to compile."""
+        """Returns the CuTe DSL object to compile."""
         from nvfp4_cute.kernels.probes.probe_kernel import ProbeKernel
         from nvfp4_cute.kernels.probes.table import body_of
 
@@ -34,12 +34,13 @@ class ProbeKey:
 
 @dataclass(frozen=True, eq=False)
 class ProbeTask(TableTask):
-    """One launch of a probe. No tensor maps: what a driver encodes wrongly is what a probe may want to see.
+    """One launch of a probe. It has no tensor maps, because a probe may test what a driver encodes wrongly.
 
     Attributes:
-        name: in ``kernels.probes.table``.
-        out, data: what the kernel writes; what it reads, or reads and writes.
-        ctas: of the grid.  arg0, arg1: as the probe takes them.
+        name: name in ``kernels.probes.table``.
+        out, data: tensor that the kernel writes; tensor that it reads, or reads and writes.
+        ctas: CTAs of the grid.
+        arg0, arg1: arguments of the probe.
     """
 
     columns = Table
@@ -54,21 +55,21 @@ class ProbeTask(TableTask):
 
     @property
     def is_empty(self) -> bool:
-        """A probe always does something."""
+        """False: a probe always has work."""
         return False
 
     def key(self, gpu: Gpu) -> ProbeKey:
-        """What to compile."""
+        """Returns the key of the kernel to compile."""
         return ProbeKey(gpu.arch, self.name)
 
     def numbers(self, gpu: Gpu) -> Mapping[IntEnum, int]:
-        """``launch_table.Probe``."""
+        """Returns the entries of ``launch_table.Probe``."""
         return {Table.ARG0: self.arg0, Table.ARG1: self.arg1, Table.CTAS: self.ctas}
 
     def reference(self) -> None:
-        """There is none: a probe asks the machine."""
+        """Does nothing: a probe has no reference, because it tests the machine."""
         raise NotImplementedError("a probe has no reference; run it on a GPU or on the emulator")
 
     def run(self, backend: str) -> None:
-        """Enqueue it on the GPU, or execute it on the emulator."""
+        """Enqueues the probe on the GPU, or executes it on the emulator."""
         backends.run_task(backend, self)

@@ -1,6 +1,6 @@
-"""Every rule of the silicon that documents leave open, as a probe: what is asked, where, what decides it, what follows.
+"""Probes of every rule of the silicon that documents leave open: the question, the architectures, and the consequence.
 
-A probe launches a tiny kernel of ``kernels.probes`` and judges what it wrote. It runs in a process of its own.
+A probe launches a tiny kernel of ``kernels.probes`` and judges its output. It runs in a separate process.
 """
 
 from collections.abc import Callable
@@ -23,15 +23,18 @@ from nvfp4_cute.prove.probe_keys import ProbeTask
 TENSOR_MEMORY = ("sm_100a", "sm_103a", "sm_110a")
 HOPPER = ("sm_90a",)
 Finding = tuple[str, str, dict[str, float]]
-"""Verdict, what was seen, figures."""
+"""Verdict, observation, figures."""
 
 
 @dataclass(frozen=True)
 class Machine:
-    """Where a probe runs.
+    """The machine that a probe runs on.
 
     Attributes:
-        backend: as operations take it.  device: of tensors.  arch: of the GPU, emulated or not.  num_sms: its SMs.
+        backend: backend argument of operations.
+        device: device of tensors.
+        arch: architecture of the GPU, emulated or not.
+        num_sms: its SMs.
     """
 
     backend: str
@@ -41,12 +44,12 @@ class Machine:
 
     @property
     def is_gpu(self) -> bool:
-        """Not the emulator."""
+        """Whether it is a real GPU, not the emulator."""
         return self.backend == "cuda"
 
     @classmethod
     def of(cls, backend: str) -> "Machine":
-        """The GPU of this machine, or the one that the backend's name says."""
+        """Returns the GPU of this machine, or the one that the backend's name states."""
         if backend == "cuda":
             gpu = targets.gpu_of(torch.device("cuda"))
             return cls(backend, "cuda", gpu.arch, gpu.num_sms)
@@ -59,12 +62,12 @@ class Probe:
     """One question.
 
     Attributes:
-        rule: what it is about, as the project's list of silicon rules numbers it.
-        question: what "passed" says yes to.
-        decides: what follows from the answer.
-        archs: where it can be asked.
-        expected: verdicts that surprise nobody on a GPU; more than one where the answer is open.
-        ask: runs it.
+        rule: number of its subject in the project's list of silicon rules.
+        question: the question that "passed" answers with yes.
+        decides: consequence of the answer.
+        archs: architectures that can run it.
+        expected: unsurprising verdicts on a GPU; several if the answer is open.
+        ask: function that runs it.
     """
 
     rule: str
@@ -76,7 +79,7 @@ class Probe:
 
 
 def run(job: Job) -> Outcome:
-    """The probe that a job names. Raises KeyError for one that is not in the table."""
+    """Runs the probe of a job. Raises KeyError for one that is not in the table."""
     name = job.arguments["probe"]
     machine = Machine.of(job.backend)
     if machine.arch not in PROBES[name].archs:
@@ -101,7 +104,7 @@ def _counted(wrong: int, total: int, what: str) -> Finding:
 
 # ---- clusters --------------------------------------------------------------------------------------------------
 def _repeated(name: str, words: int) -> Callable[[Machine], Finding]:
-    """Pairs of CTAs repeat an exchange of so many words; the kernel counts what was wrong."""
+    """Returns a probe in which pairs of CTAs repeat an exchange of `words` words; the kernel counts the errors."""
 
     def ask(machine: Machine) -> Finding:
         rounds, pairs = (20000, machine.num_sms // 2) if machine.is_gpu else (3, 1)
@@ -126,7 +129,7 @@ CHAIN = 64
 
 
 def _chain(name: str, ctas: int, machine: Machine, out: torch.Tensor, data: torch.Tensor) -> None:
-    """Launches each of which compares what the one before wrote."""
+    """Enqueues launches that each check the output of the previous one."""
     data.zero_()
     for number in range(CHAIN if machine.is_gpu else 2):
         ProbeTask(name, out, data, ctas, number).run(machine.backend)
@@ -146,7 +149,7 @@ def _dependent(name: str) -> Callable[[Machine], Finding]:
 
 
 def _captured(machine: Machine) -> Finding:
-    """The chain as a CUDA graph, with and without clusters."""
+    """Runs the chain as a CUDA graph, with and without clusters."""
     if not machine.is_gpu:
         return NOT_HERE, "the emulator captures no graphs", {}
     ctas, wrong = machine.num_sms // 2 * 2, 0
@@ -166,14 +169,14 @@ def _captured(machine: Machine) -> Finding:
 
 # ---- residency -------------------------------------------------------------------------------------------------
 LOOKS = 200_000
-"""How often a CTA looks whether the others came: half a microsecond or more each."""
+"""Number of times a CTA checks whether the others have arrived, at least half a microsecond each."""
 PORTABLE = 8
-"""CTAs of a cluster that every GPU takes."""
+"""CTAs per cluster that every GPU accepts."""
 UNLIMITED = "an emulator has no SMs that are taken"
 
 
 def resident_clusters(arch: str, size: int) -> int:
-    """Clusters of one CTA an SM that the driver says are resident at a time."""
+    """Returns the number of resident clusters, with one CTA per SM, that the driver states."""
     import cuda.bindings.driver as cuda
 
     from nvfp4_cute.compile.cache import get_kernel
@@ -209,7 +212,7 @@ def resident_clusters(arch: str, size: int) -> int:
 
 
 def _gave_up(machine: Machine, name: str, ctas: int) -> int:
-    """CTAs of a launch that did not see all others."""
+    """Returns the number of CTAs of a launch that did not see all others."""
     out = _words(machine, 1)
     ProbeTask(name, out, _words(machine, 1), ctas, ctas, LOOKS).run(machine.backend)
     _synchronize(machine)
@@ -237,7 +240,7 @@ def _resident(size: int) -> Callable[[Machine], Finding]:
 
 
 def _beyond_portable(machine: Machine) -> Finding:
-    """Only asked of the driver: kernels here have clusters of eight at most."""
+    """Only queries the driver, because kernels here have clusters of at most eight."""
     if not machine.is_gpu:
         return NOT_HERE, UNLIMITED, {}
     count = resident_clusters(machine.arch, 16)
@@ -258,13 +261,13 @@ def _cooperative(machine: Machine) -> Finding:
 
 
 HOG_LOOKS = 5000
-"""Milliseconds that a launch holds half of the SMs."""
+"""Milliseconds for which a launch holds half of the SMs."""
 
 
 def _two_streams(machine: Machine) -> Finding:
-    """Two plain launches, each with a CTA an SM, while a third one holds half of the SMs and then lets go of them.
+    """Starts two plain launches, each with one CTA per SM, while a third one holds half of the SMs and then releases them.
 
-    The second has a higher priority: it gets the SMs that the first one's CTAs wait for.
+    The second launch has a higher priority, so it gets the SMs that the first one's CTAs wait for.
     """
     if not machine.is_gpu:
         return NOT_HERE, "the emulator runs one launch at a time", {}
@@ -322,9 +325,9 @@ def _warpgroup_wait(machine: Machine) -> Finding:
 
 
 def _pitched(machine: Machine) -> Finding:
-    """Operands and outputs with room between their rows, each in a small allocation of its own.
+    """Tests operands and outputs with gaps between their rows, each in a small allocation of its own.
 
-    What refuses such operands is left out: whether it has to is the question.
+    Skips the check that refuses such operands, because the question is whether it is needed.
     """
     if machine.is_gpu:
         env.disable_torch_caching()
@@ -337,7 +340,7 @@ def _pitched(machine: Machine) -> Finding:
 
 
 def _wrong_with_gaps(machine: Machine) -> list[str]:
-    """Where products of such operands differ."""
+    """Returns the products of such operands that differ."""
     m, n, k, dice = 40, 72, 96, Dice(3)
     wrong = []
     for extra in (16, 48):
@@ -361,7 +364,7 @@ def _wrong_with_gaps(machine: Machine) -> list[str]:
 
 # ---- tensor memory ---------------------------------------------------------------------------------------------
 def _scaled(n: int, column: int) -> Callable[[Machine], Finding]:
-    """Every row of B has a scale of its own, so that a result says whose scale it got."""
+    """Returns a probe in which every row of B has a different scale, so a result shows which scale it got."""
     name = f"mma_n{n}" + f"_column{column}" * (column > 0)
 
     def ask(machine: Machine) -> Finding:

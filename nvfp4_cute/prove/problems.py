@@ -1,7 +1,7 @@
-"""Random problems of every operation, with outputs that hold poison before, and every config on one awkward problem.
+"""Random problems of every operation, with poisoned outputs, and every config on one awkward problem.
 
-Operands are those of ``check``: sums are exact in fp32 in any order, so that one bit of difference is a defect. Results
-with an exponential in them (silu) are held to the bound that ``reference.grouped_dual_gemm_reference`` derives.
+Operands are those of ``check``: sums are exact in fp32 in any order, so one differing bit is a defect. Results with an
+exponential (silu) are held to the bound that ``reference.grouped_dual_gemm_reference`` derives.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -26,8 +26,8 @@ from nvfp4_cute.reference import grouped_dual_gemm_reference, grouped_gemm_refer
 MAX_M, MAX_N, MAX_K, MAX_GROUPS = 300, 384, 1024, 3
 POISON_BYTE = 0xFE  # NaN in every float format
 SLACK = 5
-"""Rows behind the last group of the ragged form: nobody writes them."""
-# Sizes that no tile divides: more than a tile, one row, nothing, and a K that ends inside a K tile.
+"""Rows after the last group of the ragged form, which stay unwritten."""
+# Sizes that no tile divides: more than a tile, one row, no row, and a K that ends inside a K tile.
 AWKWARD_LIST = ((131, 208, 544), (1, 80, 96), (0, 144, 64), (70, 336, 288))
 AWKWARD_ROWS, AWKWARD_NK = (131, 1, 0, 37), (208, 544)
 DUAL_LIST = ((131, 256, 544), (1, 128, 96), (0, 128, 64), (70, 384, 288))
@@ -42,10 +42,10 @@ class Problem:
     """One problem, with operands on the CPU.
 
     Attributes:
-        text: for people.
-        run: (backend, device) -> what was written, poison around it included, on the CPU.
-        expected: the same as it has to be.
-        bound: None where every bit has to be equal; else (results) -> why they are not near enough, or None.
+        text: description for people.
+        run: (backend, device) -> outputs on the CPU, including the poison around them.
+        expected: expected outputs.
+        bound: None if every bit must be equal; else (results) -> why they are too far off, or None.
     """
 
     text: str
@@ -54,7 +54,7 @@ class Problem:
     bound: Callable[[Tensors], str | None] | None = None
 
     def failure(self, backend: str, device: str) -> str | None:
-        """Why the results of a backend are not what they have to be, or None."""
+        """Returns why the results of a backend are wrong, or None."""
         got = self.run(backend, device)
         if self.bound is not None:
             return self.bound(got)
@@ -76,7 +76,7 @@ def _poisoned(*shape: int, dtype: torch.dtype, device: str) -> torch.Tensor:
 
 
 def _grouped(dice: Dice, sizes: Sequence[tuple[int, int, int]], num_b: int = 1) -> dict[str, list[Any]]:
-    """Operands of the list form: a, a_scale, and b0, b0_scale, ... for each weight."""
+    """Returns operands of the list form: a, a_scale, and b0, b0_scale, ... for each weight."""
     operands: dict[str, list[Any]] = {
         "a": [dice.values(m, k) for m, _, k in sizes],
         "a_scale": [dice.scales(m, k) for m, _, k in sizes],
@@ -88,7 +88,7 @@ def _grouped(dice: Dice, sizes: Sequence[tuple[int, int, int]], num_b: int = 1) 
 
 
 def _valid(t: BlockScaledTensor, m: int, n: int) -> Tensors:
-    """Data and the scales of real rows, which is all that a quantized result defines."""
+    """Returns data and the scales of real rows, the defined parts of a quantized result."""
     scale = from_blocked(t.scale.cpu().view(torch.uint8), m, t.format.padded_scale_shape(m, n)[1])
     return [t.data.cpu().view(torch.uint8)[:m], scale]
 
@@ -96,7 +96,7 @@ def _valid(t: BlockScaledTensor, m: int, n: int) -> Tensors:
 def _valid_groups(
     data: torch.Tensor, scale: torch.Tensor, rows: Sequence[int], n: int, format: BlockFormat
 ) -> Tensors:
-    """The same of every group of the ragged form, whose scales start with a row of atoms each."""
+    """Returns data and scales of real rows for every group of the ragged form, whose scales start with a row of atoms each."""
     blocks_k = -(-n // format.atom_k)
     found, row, atom = [], 0, 0
     scale = scale.cpu().view(torch.uint8).reshape(-1, blocks_k, 32, 4, 4)
@@ -113,7 +113,7 @@ def _valid_groups(
 def list_problem(
     dice: Dice, sizes: Sequence[tuple[int, int, int]], dtype: OutDtype, config: KernelConfig | None = None
 ) -> Problem:
-    """A grouped GEMM in list form; its outputs lie in one poisoned tensor with a gap behind each."""
+    """Makes a grouped GEMM in list form; its outputs lie in one poisoned tensor with a gap after each."""
     operands = _grouped(dice, sizes)
     alpha = dice.factors(len(sizes)) if config is None and dice.choose((False, True)) else None
 
@@ -123,7 +123,7 @@ def list_problem(
         if not isinstance(dtype, torch.dtype):
             made: Any = grouped_gemm(a, b, a_scale, b_scale, out_dtype=dtype, **options)
             return [part for t, (m, n, _) in zip(made, sizes, strict=True) if m for part in _valid(t, m, n)]
-        elements = [m * n + 64 for m, n, _ in sizes]  # 64 keep outputs 128-byte aligned, or more
+        elements = [m * n + 64 for m, n, _ in sizes]  # 64 more keep outputs 128-byte aligned, or better
         elements = [-(-count // 64) * 64 for count in elements]
         whole = _poisoned(sum(elements), dtype=dtype, device=device)
         out = [part[: m * n].view(m, n) for part, (m, n, _) in zip(whole.split(elements), sizes, strict=True)]
@@ -140,7 +140,7 @@ def list_problem(
 def ragged_problem(
     dice: Dice, rows: Sequence[int], n: int, k: int, dtype: OutDtype, config: KernelConfig | None = None
 ) -> Problem:
-    """A grouped GEMM in ragged form, with rows behind the last group."""
+    """Makes a grouped GEMM in ragged form, with rows after the last group."""
     operands = _grouped(dice, [(m, n, k) for m in rows])
     a, a_scale = _ragged_rows(operands, k)
     b, b_scale = torch.stack(operands["b0"]), torch.stack([s.flatten() for s in operands["b0_scale"]])
@@ -161,16 +161,17 @@ def ragged_problem(
 
 
 def _ragged_rows(operands: dict[str, list[Any]], k: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Rows of all groups and ``SLACK`` more, and their scales."""
+    """Returns rows of all groups and ``SLACK`` more, and their scales."""
     a = torch.cat([*operands["a"], torch.full((SLACK, NVFP4_FORMAT.row_bytes(k)), 0x77, dtype=torch.uint8)])
     flat = [s.view(torch.uint8).flatten() for s in operands["a_scale"]]
-    # NaN for the rows that no group has, zeros in padding columns: kernels multiply what follows the last block by zeros.
+    # NaN for rows outside all groups, zeros in padding columns: kernels multiply the columns after the last block by
+    # zeros.
     nan = torch.full((NVFP4_FORMAT.scale_atom[0], NVFP4_FORMAT.num_k_blocks(k)), 0x7F, dtype=torch.uint8)
     return a, torch.cat([*flat, to_blocked(nan).flatten()])
 
 
 def masked_problem(dice: Dice, rows: Sequence[int], n: int, k: int, dtype: torch.dtype) -> Problem:
-    """A grouped GEMM in masked form; rows behind a group's own hold poison before and after."""
+    """Makes a grouped GEMM in masked form; rows after a group's own rows hold poison before and after."""
     most = max(*rows, 1) + SLACK
     operands = _grouped(dice, [(most, n, k)] * len(rows))
     a, b = torch.stack(operands["a"]), torch.stack(operands["b0"])
@@ -188,7 +189,7 @@ def masked_problem(dice: Dice, rows: Sequence[int], n: int, k: int, dtype: torch
 
 
 def gemm_problem(dice: Dice, m: int, n: int, k: int, batches: int, dtype: torch.dtype) -> Problem:
-    """``gemm`` of one matrix or a batch."""
+    """Makes a ``gemm`` problem of one matrix or a batch."""
     operands = _grouped(dice, [(m, n, k)] * batches)
     a, b = (torch.stack(operands[side]).permute(1, 2, 0) for side in ("a", "b0"))
     scales = [torch.stack(operands[side]) for side in ("a_scale", "b0_scale")]
@@ -213,7 +214,7 @@ def dual_problem(
     activation: str = "relu2",
     config: KernelConfig | None = None,
 ) -> Problem:
-    """A gated dual GEMM in list or ragged form. relu2 has one right result: the fp32 operations in their order."""
+    """Makes a gated dual GEMM in list or ragged form. relu2 has only one right result: the fp32 operations in their order."""
     operands = _grouped(dice, sizes, 2)
     alphas = [torch.tensor([2.0**-6] * len(sizes)), torch.tensor([2.0**-5] * len(sizes))]
     rows = [m for m, _, _ in sizes]
@@ -274,7 +275,7 @@ def dual_problem(
 
 
 def _relu2(operands: dict[str, list[Any]], alphas: Sequence[torch.Tensor]) -> Iterator[torch.Tensor]:
-    """max(x, 0)^2 * y in fp32, of exact sums x and y times powers of two: no other operation rounds."""
+    """Computes max(x, 0)^2 * y in fp32, from exact sums x and y times powers of two, so only these operations round."""
     products = [
         grouped_gemm_reference(
             operands["a"],
@@ -292,7 +293,7 @@ def _relu2(operands: dict[str, list[Any]], alphas: Sequence[torch.Tensor]) -> It
 
 
 def _silu_excess(operands: list[Any], alphas: Sequence[torch.Tensor], got: Tensors) -> str | None:
-    """Where silu(x) * y is further from float64 than the approximations that the hardware has allow."""
+    """Returns where silu(x) * y is further from float64 than the hardware's approximations allow."""
     a, b1, b2, a_scale, b1_scale, b2_scale = operands
     gates = grouped_gemm_reference(a, b1, a_scale, b1_scale, alphas[0], torch.float64)
     ups = grouped_gemm_reference(a, b2, a_scale, b2_scale, alphas[1], torch.float64)
@@ -304,7 +305,7 @@ def _silu_excess(operands: list[Any], alphas: Sequence[torch.Tensor], got: Tenso
         units = (3 * x.abs() + 11) * 2.0**-24 + kind.eps / 2
         bound = want.abs() * units + kind.tiny * kind.eps + 2.0**-119 * y.abs()
         error = (out.double() - want.clamp(-kind.max, kind.max)).abs()
-        # Beyond the largest number both are infinite or the largest: not what this compares.
+        # Beyond the largest number both are infinite or the largest number, which this does not compare.
         far = (error > bound) & (want.abs() < kind.max)
         if bool(far.any()) or bool(out.isnan().any()):
             return f"group {group}: {int(far.sum())} of {far.numel()} results are further off than the bound"
@@ -313,7 +314,7 @@ def _silu_excess(operands: list[Any], alphas: Sequence[torch.Tensor], got: Tenso
 
 # ---- one row, few rows, quantization ---------------------------------------------------------------------------
 def gemv_problem(dice: Dice, m: int, k: int, dtype: torch.dtype) -> Problem:
-    """NVFP4 matrix times NVFP4 vector."""
+    """Makes an NVFP4 matrix times NVFP4 vector problem."""
     a, a_scale, v, v_scale = dice.values(m, k), dice.scales(m, k), dice.values(1, k), dice.scales(1, k)
 
     def run(backend: str, device: str) -> Tensors:
@@ -326,7 +327,7 @@ def gemv_problem(dice: Dice, m: int, k: int, dtype: torch.dtype) -> Problem:
 
 
 def weight_only_problem(dice: Dice, m: int, n: int, k: int, dtype: torch.dtype) -> Problem:
-    """16-bit activations times NVFP4 weights."""
+    """Makes a problem of 16-bit activations times NVFP4 weights."""
     x, w, w_scale = dice.halves(m, k).to(dtype), dice.values(n, k), dice.scales(n, k)
 
     def run(backend: str, device: str) -> Tensors:
@@ -339,7 +340,7 @@ def weight_only_problem(dice: Dice, m: int, n: int, k: int, dtype: torch.dtype) 
 
 
 def quantize_problem(dice: Dice, m: int, k: int, dtype: torch.dtype, has_up: bool) -> Problem:
-    """16-bit values to NVFP4, alone or as silu(x) * up."""
+    """Makes a quantization of 16-bit values to NVFP4, alone or of silu(x) * up."""
     x, up = (dice.halves(m, k).to(dtype) / 3 for _ in range(2))
 
     def run(backend: str, device: str) -> Tensors:
@@ -352,7 +353,7 @@ def quantize_problem(dice: Dice, m: int, k: int, dtype: torch.dtype, has_up: boo
 
 
 def grouped_quantize_problem(dice: Dice, rows: Sequence[int], k: int, dtype: torch.dtype) -> Problem:
-    """Rows of groups to NVFP4."""
+    """Makes a quantization of the rows of groups to NVFP4."""
     x = dice.halves(sum(rows), k).to(dtype) / 3
     offs = torch.tensor(list(accumulate(rows)), dtype=torch.int32)
 
@@ -363,7 +364,7 @@ def grouped_quantize_problem(dice: Dice, rows: Sequence[int], k: int, dtype: tor
     return Problem(f"grouped_quantize {list(rows)} x {k} {dtype}", run, lambda: run("reference", "cpu"))
 
 
-# ---- what is drawn ---------------------------------------------------------------------------------------------
+# ---- drawing ---------------------------------------------------------------------------------------------------
 OPERATIONS = (
     *("list",) * 6,
     *("ragged",) * 5,
@@ -375,7 +376,7 @@ KERNEL_DTYPES = (torch.float16, torch.bfloat16)
 
 
 def draw(seed: int, *, small: bool = False) -> Problem:
-    """The problem of a seed. small: for an emulator."""
+    """Draws the problem of a seed. small: a problem for an emulator."""
     dice = Dice(seed)
     operation = dice.choose(OPERATIONS)
     max_m, max_n, max_k = (40, 80, 160) if small else (MAX_M, MAX_N, MAX_K)
@@ -387,7 +388,7 @@ def draw(seed: int, *, small: bool = False) -> Problem:
     dtype: Any = dice.choose(kinds.get(operation, OUT_DTYPES))
     format = result_format(dtype)
     step = NVFP4_FORMAT.block_k if format is None else format.block_k
-    columns = step * dice.integer(1, max_n // step)  # of quantized results; any number will do for others
+    columns = step * dice.integer(1, max_n // step)  # for quantized results; other results accept any number
     n = lambda: dice.integer(1, max_n) if format is None else columns
     rows = [dice.rows(max_m) for _ in range(groups)]
     if operation == "list":
@@ -416,7 +417,7 @@ def draw(seed: int, *, small: bool = False) -> Problem:
 
 # ---- every config ----------------------------------------------------------------------------------------------
 def configs(arch: str) -> Iterator[tuple[str, Form, bool, str]]:
-    """(operation, form, whether results are NVFP4, config name) of all that is chosen where a caller chooses nothing."""
+    """Yields (operation, form, whether results are NVFP4, config name) of all configs that defaults may choose."""
     gate = Gate("relu2", None, "separate")
     for form in FORMS:
         quantized = set(candidates(arch, form, NVFP4_FORMAT))
@@ -431,7 +432,7 @@ def configs(arch: str) -> Iterator[tuple[str, Form, bool, str]]:
 
 
 def config_problem(operation: str, form: Form, is_quantized: bool, name: str) -> Problem:
-    """The awkward problem with one config. Raises ConfigError for one that cannot be built."""
+    """Makes the awkward problem with one config. Raises ConfigError if the config cannot be built."""
     dice, config = Dice(1), KernelConfig.from_name(name)
     dtype: OutDtype = NVFP4 if is_quantized else torch.bfloat16
     if operation == "dual":

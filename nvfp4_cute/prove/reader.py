@@ -1,4 +1,4 @@
-"""`nvfp4-cute prove --read FILE`: a report as a page, a picture, and as constants for the timing model."""
+"""`nvfp4-cute prove --read FILE`: a report as a page, a picture, and constants for the timing model."""
 
 import json
 from pathlib import Path
@@ -11,21 +11,21 @@ from nvfp4_cute.terminal import text_table
 
 
 def load(path: Path) -> dict[str, Any]:
-    """A report from a file. Raises ValueError where there is no report, OSError for a file that cannot be read."""
+    """Reads a report from a file. Raises ValueError if it is not a report, OSError if the file cannot be read."""
     try:
         found = json.loads(path.read_text())
     except FileNotFoundError:
         raise ValueError(f"there is no file {path}; give the prove-<gpu>.json that a run wrote") from None
     except ValueError as error:
         raise ValueError(
-            f"{path.name} is no JSON ({error}); give the prove-<gpu>.json that a run wrote"
+            f"{path.name} is not JSON ({error}); give the prove-<gpu>.json that a run wrote"
         ) from error
     report.check(found)
     return found
 
 
 def stem(found: dict[str, Any]) -> str:
-    """``prove-h100_sxm``, or ``prove-emulator_sm_90a`` where no GPU was asked."""
+    """Returns ``prove-h100_sxm``, or ``prove-emulator_sm_90a`` for a run without a GPU."""
     gpu = found["machine"]["gpu"]
     if found["backend"] != "cuda" or gpu is None:
         return f"prove-{file_name(found['backend'])}"
@@ -33,12 +33,12 @@ def stem(found: dict[str, Any]) -> str:
 
 
 def write(found: dict[str, Any], folder: Path) -> list[Path]:
-    """Write the report, its pages and its picture into a folder; return what was written."""
+    """Writes the report, its pages and its picture to a folder. Returns the written files."""
     folder.mkdir(parents=True, exist_ok=True)
     name = stem(found)
     written = [folder / f"{name}.json", folder / f"{name}.md"]
     drawn = picture.svg(found)
-    # A reader never sees half of a file.
+    # Replaces files atomically, so readers never see half of one.
     texts = (
         json.dumps(found, indent=1) + "\n",
         page(found),
@@ -55,7 +55,7 @@ def write(found: dict[str, Any], folder: Path) -> list[Path]:
 
 # ---- the page --------------------------------------------------------------------------------------------------
 def page(found: dict[str, Any]) -> str:
-    """The report for people, in Markdown."""
+    """Returns the report for people, in Markdown."""
     parts = [
         f"# {_title(found)}\n\n{_conditions(found)}",
         f"## In short\n\n{short(found)}",
@@ -90,7 +90,7 @@ def _conditions(found: dict[str, Any]) -> str:
 
 
 def short(found: dict[str, Any]) -> str:
-    """What a person reads first, a line each."""
+    """Returns the lines that a person reads first."""
     summary = found["summary"]
     lines = [
         f"random problems: {summary['problems']}",
@@ -179,7 +179,7 @@ def _host(found: dict[str, Any]) -> str:
 
 # ---- constants -------------------------------------------------------------------------------------------------
 def constants_text(found: dict[str, Any]) -> str:
-    """The measured constants as lines of ``timing.constants``: name: (value, source)."""
+    """Returns the measured constants as lines of ``timing.constants``: name: (value, source)."""
     gpu = found["machine"]["gpu"]
     if gpu is None:
         return ""

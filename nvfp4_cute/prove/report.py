@@ -1,4 +1,4 @@
-"""The report: plain data with a schema, and what it says of each step. Nothing private is in it."""
+"""The report: plain data with a schema, and its text for each step. It contains nothing private."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -11,13 +11,13 @@ from nvfp4_cute.prove.timed import PEER
 
 SCHEMA = 1
 SLOW = 1.5
-"""A time beyond this many times its prediction is reported as slow."""
+"""Factor over its prediction from which a time is reported as slow."""
 MOST_FAILURES = 40
 TOP = {
     "schema": int, "tool": str, "made": str, "backend": str, "quick": bool, "machine": dict, "sources": str,
     "steps": dict, "correctness": dict, "probes": list, "constants": list, "timed": list, "host": list, "summary": dict,
 }  # fmt: skip
-"""Every entry and its type; "commit" and "prediction" may be None besides."""
+"""Every entry and its type; "commit" and "prediction" may also be None."""
 
 
 def make(
@@ -33,12 +33,12 @@ def make(
     outcomes: Sequence[Outcome],
     prediction: dict[str, Any] | None,
 ) -> dict[str, Any]:
-    """The report of a run.
+    """Makes the report of a run.
 
     Args:
         steps: jobs and jobs done, by step.
-        outcomes: of all jobs.
-        prediction: what was predicted before, as ``predictions.load`` gives it.
+        outcomes: outcomes of all jobs.
+        prediction: earlier predictions, from ``predictions.load``.
     """
     of = lambda kind: [o for o in outcomes if o.kind == kind]
     report = {
@@ -65,14 +65,14 @@ def make(
 
 
 def _elsewhere(asked: Sequence[Outcome], arch: str) -> list[Outcome]:
-    """Probes of other architectures."""
+    """Returns probes of other architectures."""
     names = {o.name for o in asked}
     away = [name for name, probe in PROBES.items() if arch not in probe.archs and name not in names]
     return [Outcome("probe", name, NOT_HERE, f"asked of {', '.join(PROBES[name].archs)}") for name in away]
 
 
 def _counted(outcomes: Sequence[Outcome]) -> dict[str, Any]:
-    """How many came to what, and those that failed."""
+    """Returns the number of outcomes by verdict, and the failed ones."""
     failed = [o for o in outcomes if o.verdict in FAILURES]
     return {
         "tried": len(outcomes),
@@ -101,7 +101,7 @@ def _probe(outcome: Outcome, backend: str) -> dict[str, Any]:
 
 
 def _constants(outcomes: Sequence[Outcome], description: dict[str, Any]) -> list[dict[str, Any]]:
-    """A line a figure, with what the model has."""
+    """Returns one record per figure, with the model's value."""
     target = machine.target_of(description)
     has = {} if target is None else constants.model_has(target)
     found = []
@@ -124,7 +124,7 @@ def _constants(outcomes: Sequence[Outcome], description: dict[str, Any]) -> list
 
 
 def _timed(outcome: Outcome, prediction: dict[str, Any] | None) -> dict[str, Any]:
-    """A case with its time, its prediction, and whether it is slow."""
+    """Returns a case with its time, its prediction, and whether it is slow."""
     numbers = outcome.numbers
     predicted = (prediction or {"cases": {}})["cases"].get(outcome.name, {})
     us, expected = numbers.get("us"), predicted.get("us")
@@ -145,7 +145,7 @@ def _timed(outcome: Outcome, prediction: dict[str, Any] | None) -> dict[str, Any
 
 
 def _same_kernels(ran: dict[str, str], predicted: dict[str, str] | None) -> str:
-    """Whether the kernels that ran are those that the prediction is of."""
+    """Returns whether the kernels that ran are those of the prediction."""
     if predicted is None or not ran:
         return "not predicted" if predicted is None else "not known"
     if any(ran.get(name, digest) != digest for name, digest in predicted.items()):
@@ -154,7 +154,7 @@ def _same_kernels(ran: dict[str, str], predicted: dict[str, str] | None) -> str:
 
 
 def _summary(report: dict[str, Any]) -> dict[str, Any]:
-    """What a person reads first."""
+    """Returns what a person reads first."""
     ratios = sorted(row["ratio"] for row in report["timed"] if row["ratio"] is not None)
     correctness = report["correctness"]
     failures = {kind: len(correctness[kind]["failures"]) for kind in correctness}
@@ -182,7 +182,7 @@ def _summary(report: dict[str, Any]) -> dict[str, Any]:
 
 
 def check(report: Any) -> None:
-    """Raise ValueError where this is no report of this schema; the message says what is wrong."""
+    """Raises ValueError unless this is a report of this schema; the message says what is wrong."""
     if not isinstance(report, dict) or report.get("tool") != "nvfp4-cute prove":
         raise ValueError("this is no report of `nvfp4-cute prove`: give the prove-<gpu>.json that it wrote")
     if report.get("schema") != SCHEMA:

@@ -1,4 +1,4 @@
-"""Rows of a report's tables, as plain text: for a terminal, for Markdown, and for a browser."""
+"""Rows of a report's tables as plain text: for a terminal, for Markdown, and for a browser."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ CONSTANTS_HEADER = ("figure", "measured", "the model has", "ratio", "what")
 
 
 def time_rows(found: dict[str, Any]) -> list[tuple[str, ...]]:
-    """What is said of every timed case, in the order of ``TIMES_HEADER``."""
+    """Returns one row per timed case, in the order of ``TIMES_HEADER``."""
     rows: list[tuple[str, ...]] = []
     for row in found["timed"]:
         peers = sorted(row["peers"].items(), key=lambda item: item[1])
@@ -27,7 +27,7 @@ def time_rows(found: dict[str, Any]) -> list[tuple[str, ...]]:
 
 
 def constant_rows(found: dict[str, Any]) -> list[tuple[str, ...]]:
-    """What was measured beside what the timing model has, in the order of ``CONSTANTS_HEADER``."""
+    """Returns measured constants with those of the timing model, in the order of ``CONSTANTS_HEADER``."""
     rows: list[tuple[str, ...]] = []
     for line in found["constants"]:
         value, model = line["value"], line["model"]

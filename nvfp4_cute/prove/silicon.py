@@ -1,6 +1,6 @@
-"""What has run on which silicon and what has not, in two lines, from the reports that are committed.
+"""Tested and untested silicon in two lines, from the committed reports.
 
-python -m nvfp4_cute.prove.silicon        prints them, as the README has them
+python -m nvfp4_cute.prove.silicon        prints them as they stand in the README
 """
 
 import importlib.util
@@ -21,14 +21,14 @@ GPUS = {
 
 
 def folder() -> Path | None:
-    """Where committed reports lie, None where this installation has none."""
+    """Returns the folder of committed reports, or None if this installation has none."""
     spec = importlib.util.find_spec("nvfp4_cute.bench")
     found = Path(spec.origin).parent / "results" if spec is not None and spec.origin else None
     return found if found is not None and found.is_dir() else None
 
 
 def reports(where: Path | None = None) -> list[dict[str, Any]]:
-    """The committed reports of GPUs, whole ones, by their GPU's name."""
+    """Returns the committed, complete reports of GPUs, by the name of their GPU."""
     where = where or folder()
     found = []
     for path in sorted(where.glob("prove-*.json")) if where is not None else ():
@@ -39,7 +39,7 @@ def reports(where: Path | None = None) -> list[dict[str, Any]]:
 
 
 def lines(where: Path | None = None) -> tuple[str, str]:
-    """What ran on silicon, and what did not."""
+    """Returns what ran on silicon, and what did not."""
     found = reports(where)
     ran = [
         f"{r['machine']['gpu']['name'].removeprefix('NVIDIA ')} ({r['made'][:10]}: problems {r['summary']['problems']}, "

@@ -1,4 +1,4 @@
-"""What is done of a run, a line a job in a file, so that a run that ended early goes on where it was."""
+"""Finished work of a run, one job per line in a file, so that a stopped run can continue."""
 
 import json
 from pathlib import Path
@@ -8,12 +8,12 @@ from nvfp4_cute.prove.outcome import SKIPPED, Outcome
 
 
 class State:
-    """Outcomes by kind and name, kept as they come.
+    """Outcomes by kind and name, stored as they arrive.
 
     Args:
-        file: where; None keeps them in memory only.
-        identity: what a run has to share with the one that wrote the file: else it begins anew.
-        fresh: whether it begins anew in any case.
+        file: path; None keeps them only in memory.
+        identity: properties that a run must share with the one that wrote the file; otherwise it starts over.
+        fresh: start over in any case.
     """
 
     def __init__(self, file: Path | None, identity: dict[str, Any], *, fresh: bool = False) -> None:
@@ -29,7 +29,7 @@ class State:
         file.write_text(json.dumps(identity, sort_keys=True) + "\n")
 
     def _read(self, file: Path, identity: dict[str, Any]) -> bool:
-        """Take over what an earlier run of the same did; a line that was cut off ends it."""
+        """Reads the outcomes of an earlier equal run, up to a line that was cut off."""
         try:
             head, *lines = file.read_text().splitlines()
             if json.loads(head) != json.loads(json.dumps(identity)):
@@ -49,7 +49,7 @@ class State:
         return (kind, name) in self.outcomes
 
     def add(self, outcome: Outcome) -> None:
-        """Keep an outcome; one of a job for which no time was left is not done."""
+        """Stores an outcome. A job for which no time was left does not count as done."""
         if outcome.verdict == SKIPPED:
             return
         self.outcomes[outcome.kind, outcome.name] = outcome
@@ -58,5 +58,5 @@ class State:
                 file.write(json.dumps(outcome.record()) + "\n")
 
     def of(self, kind: str) -> list[Outcome]:
-        """Outcomes of a kind, in the order they came."""
+        """Returns outcomes of a kind, in order of arrival."""
         return [outcome for (its_kind, _), outcome in self.outcomes.items() if its_kind == kind]

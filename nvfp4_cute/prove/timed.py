@@ -1,4 +1,4 @@
-"""One case on the GPU beside torch: the time, its deciles, the floor, and which kernels ran."""
+"""One case on the GPU, compared with torch: the time, its deciles, the floor, and the kernels that ran."""
 
 from statistics import median
 from typing import Any
@@ -18,11 +18,11 @@ LAYER_SETS = 2
 LAYER_ERROR = 0.2
 """Norm of the difference from bf16 over the norm: NVFP4 rounds the activations twice on the way."""
 PEER = "peer: "
-"""What names of peers' times begin with."""
+"""Prefix of the names of peers' times."""
 
 
 def run(job: Job) -> Outcome:
-    """Time what a job names: a case of ``cases`` or a layer of ``moe``."""
+    """Times a job: a case of ``cases`` or a layer of ``moe``."""
     if job.backend != "cuda":
         return Outcome(job.kind, job.name, NOT_HERE, "an emulator's time is no GPU's")
     name = job.arguments["case"]
@@ -40,7 +40,7 @@ def run(job: Job) -> Outcome:
 
 
 def _case(name: str) -> dict[str, float] | str:
-    """Figures of a case, or why our kernel is not there."""
+    """Returns the figures of a case, or why our kernel does not support it."""
     case = next(case for case in cases.timed() if str(case) == name)
     time, peers, remarks = measured.time_case(case)
     if time is None:
@@ -63,7 +63,7 @@ def _numbers(time: Any, peers: dict[str, Any]) -> dict[str, float]:
 
 
 def _layer(tokens: int) -> dict[str, float]:
-    """Figures of the layer of experts. Raises ValueError where it is not what bf16 makes of the same weights."""
+    """Returns the figures of the layer of experts. Raises ValueError if it differs too much from bf16 with the same weights."""
     device = torch.device("cuda")
     layers = [moe.make_layer(tokens, device, seed) for seed in range(LAYER_SETS)]
     bf16 = [layer.torch_bf16() for layer in layers]

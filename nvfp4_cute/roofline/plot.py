@@ -227,3 +227,40 @@ def curves(
     _title_and_legend(figure, title, rows[0][0])
     figure.savefig(path, dpi=120, metadata={"Software": None})
     pyplot.close(figure)
+
+
+def points_and_map(
+    path: Path,
+    points: Mapping[str, Sequence[tuple[float, float]]],
+    rows: Sequence[Sequence[float]],
+    heads: tuple[str, str, str],
+    map_heads: tuple[str, str, str],
+) -> None:
+    """Write points of several kinds, and next to them a map of counts, where there are any.
+
+    Args:
+        points: by name, (x, y) of each. rows: counts, a line of the map each; zeros are red.
+        heads, map_heads: title, name of x, and of y or of the rows.
+
+    Raises:
+        ValueError: matplotlib is not installed.
+    """
+    pyplot = _pyplot()
+    panels = 2 if rows else 1
+    figure, axes = pyplot.subplots(
+        1, panels, figsize=(6 * panels, 4.5), constrained_layout=True, squeeze=False
+    )
+    for name, places in points.items():
+        axes[0, 0].plot(*zip(*places, strict=True), "o", markersize=4, label=name)
+    axes[0, 0].set(xlabel=heads[1], ylabel=heads[2], ylim=(0, None))
+    axes[0, 0].grid(alpha=0.3)
+    if rows:
+        most = max(map(len, rows))
+        counts = [[*row, *[float("nan")] * (most - len(row))] for row in rows]
+        colors = pyplot.get_cmap("viridis").with_extremes(under="red", bad="white")
+        drawn = axes[0, 1].imshow(counts, aspect="auto", cmap=colors, vmin=0.5, interpolation="nearest")
+        figure.colorbar(drawn, ax=axes[0, 1], extend="min", label=f"{map_heads[0]}, none: red")
+        axes[0, 1].set(xlabel=map_heads[1], ylabel=map_heads[2])
+    _title_and_legend(figure, heads[0], axes[0, 0])
+    figure.savefig(path, dpi=150, metadata={"Software": None})
+    pyplot.close(figure)

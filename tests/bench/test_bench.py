@@ -335,7 +335,7 @@ def test_explain_on_another_family(no_gpu, capsys):
         ("--explain --save", "--explain prints no times: leave out --save"),
         ("square", "suite 'square' is unknown"),
         ("dense --like-harness", "this machine has no B200"),
-        ("dense --recordings kept", "--recordings keeps what --predict records: pass --predict FILE, too"),
+        ("dense --recordings kept", "--recordings keeps what --predict records: also pass --predict FILE"),
         ("--html t.html --jobs 2", "--html shows committed results: leave out jobs"),
         ("--compare a.json b.json --results r.json", "--compare reads two results: leave out results"),
         ("dense --target gtx", "target 'gtx' is not in the table"),

@@ -75,7 +75,7 @@ def test_only_what_is_missing_is_measured(kept, tmp_path):
 def test_refusals(kept, capsys):
     for words, text in (
         (["--target", "B200"], "measured on this machine: leave out --target"),
-        (["dense"], "name no other suite beside it"),
+        (["dense"], "name no other suite"),
         (["--containing", "llama"], "no model of ep contains 'llama'"),
     ):
         assert main([*kept[:2], *words, *kept[2:]]) == 2

@@ -104,7 +104,7 @@ def test_comparison_takes_off_what_the_harness_costs():
         ("bench layers --plot x.png", "leave out plot"),
         ("bench dense --explain --jobs 2", "leave out --jobs"),
         ("bench layers --containing nothing", "no layer contains 'nothing'"),
-        ("trace nothing", "is no problem and no layer"),
+        ("trace nothing", "is neither a problem nor a layer"),
         ("trace nvfp4_gemm --tokens 2", "leave out tokens"),
         ("trace qwen3-30b-a3b --case 2", "leave out case"),
     ],

@@ -172,7 +172,7 @@ def test_what_cannot_be_measured_says_why():
 
 
 @pytest.mark.parametrize(
-    ("content", "text"), [("{", "is no JSON"), ("{}", "has no gpu, us"), ("[]", "has no gpu")]
+    ("content", "text"), [("{", "is not JSON"), ("{}", "has no gpu, us"), ("[]", "has no gpu")]
 )
 @pytest.mark.parametrize("words", [["bench", "--against"], ["models", "bench", "--read"]])
 def test_other_files_are_refused(words, content, text, tmp_path, capsys):

@@ -1,4 +1,4 @@
-"""Running a few PTX instructions on many operands: the common ground of the instruction tests."""
+"""Fixtures that run a few PTX instructions on many operands, for the tests of instructions."""
 
 from collections.abc import Callable
 from typing import Any
@@ -21,7 +21,7 @@ def kernel_text(
     name: str = "k",
     arch: str = "sm_100a",
 ) -> str:
-    """A module with one kernel: parameters %rd0, %rd1, ... are loaded, the body is as given."""
+    """A module with one kernel. It loads parameters %rd0, %rd1, ... and executes the given body."""
     names = [f".param .u64 p{i}" for i in range(params)]
     loads = "\n".join(f"ld.param.u64 %rd{i}, [p{i}];" for i in range(params))
     return f"""{HEADER.replace("sm_100a", arch)}{module}
@@ -40,7 +40,7 @@ ret;
 
 
 def elementwise_text(body: str, inputs: dict[str, np.ndarray], outputs: dict[str, Any]) -> str:
-    """A kernel that loads element i of every input into a register of its name, runs `body`, stores the outputs."""
+    """A kernel that loads element i of every input into the register of the same name, runs `body`, and stores the outputs."""
     lines = [
         "mov.u32 %r60, %tid.x;",
         "mov.u32 %r61, %ctaid.x;",
@@ -74,7 +74,7 @@ def elementwise_text(body: str, inputs: dict[str, np.ndarray], outputs: dict[str
 def run_elementwise(
     body: str, inputs: dict[str, np.ndarray], outputs: dict[str, Any], threads: int
 ) -> dict[str, np.ndarray]:
-    """Run `body` once per element; `threads` = 1 takes the uniform (Python scalar) path, 32 the NumPy path."""
+    """Runs `body` once per element. One thread takes the uniform path (Python scalars), 32 threads the NumPy path."""
     count = len(next(iter(inputs.values())))
     padded = -(-count // threads) * threads
     arrays = [np.concatenate([a, np.repeat(a[-1:], padded - count)]) for a in inputs.values()]
@@ -88,7 +88,7 @@ def run_elementwise(
 
 @pytest.fixture(params=[32, 1], ids=["lanes", "uniform"])
 def elementwise(request: pytest.FixtureRequest) -> Callable[..., Any]:
-    """run_elementwise with 32 lanes and with one; the uniform run samples long inputs. Returns the output arrays."""
+    """Runs run_elementwise with 32 lanes and with one, which takes a sample of long inputs. Returns the output arrays."""
 
     def run(
         body: str, inputs: dict[str, np.ndarray], outputs: dict[str, Any], expected: dict[str, Any]
@@ -110,5 +110,5 @@ def elementwise(request: pytest.FixtureRequest) -> Callable[..., Any]:
 
 @pytest.fixture
 def ptx_kernel() -> Callable[..., str]:
-    """kernel_text."""
+    """Returns kernel_text."""
     return kernel_text

@@ -1,4 +1,4 @@
-"""The GitHub Action: what its steps call, and the example of a test in the guide."""
+"""The GitHub Action: the commands of its steps, and the guide's example of a test."""
 
 import os
 import re
@@ -18,7 +18,7 @@ RECORD = '#!/bin/sh\necho "$(basename $0)" "$@" >> calls\ncase "$*" in *bad*) ex
 
 
 def run_step(folder, **inputs):
-    """Run the last step with recording commands; returns its exit code and the calls."""
+    """Runs the last step with commands that record their calls. Returns its exit code and the calls."""
     step = ACTION["runs"]["steps"][-1]
     values = {name: one["default"] for name, one in ACTION["inputs"].items()} | inputs
     env = {

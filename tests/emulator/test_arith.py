@@ -1,4 +1,4 @@
-"""Integer, logic, selection, and float arithmetic against Python and NumPy definitions."""
+"""Integer, logic, selection and float arithmetic, compared with definitions in Python and NumPy."""
 
 from fractions import Fraction
 
@@ -32,7 +32,7 @@ EDGES64 = [*EDGES, 1 << 32, (1 << 63) - 1, 1 << 63, (1 << 64) - 1]
 
 
 def pairs(bits: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
-    """Edge cases in all combinations, and random words."""
+    """All combinations of edge cases, and random words."""
     edges = sorted({e & ((1 << bits) - 1) for e in EDGES64})
     a, b = np.meshgrid(np.array(edges, np.uint64), np.array(edges, np.uint64))
     rng = np.random.default_rng(seed)
@@ -262,7 +262,7 @@ def test_lop3(elementwise, table: int) -> None:
 
 
 def picked(x: int, y: int, selector: int) -> int:
-    """What prmt makes of {y, x}."""
+    """The result of prmt for {y, x}."""
     source = x.to_bytes(4, "little") + y.to_bytes(4, "little")
     out = []
     for i in range(4):
@@ -281,7 +281,7 @@ def test_prmt(elementwise, selector: int) -> None:
 
 
 def test_prmt_with_a_selector_for_each_lane(elementwise) -> None:
-    """Of registers, and of literals: a table."""
+    """Selectors in registers, and a literal table."""
     a, b = pairs(32)
     c, low, high = np.arange(a.size, dtype=np.uint32) * np.uint32(0x9E3779B1), 0x87654321, 0x0F9E2DBC
     lanes = list(zip(a.tolist(), b.tolist(), c.tolist(), strict=True))
@@ -344,7 +344,7 @@ SPECIAL32 = np.array(
 
 
 def float_pairs(count: int = 128, seed: int = 1) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Bit patterns of f32 triples: special values in all pairs, and random values of similar size."""
+    """Bit patterns of f32 triples: all pairs of special values, and random values of similar size."""
     rng = np.random.default_rng(seed)
     a, b = (v.ravel() for v in np.meshgrid(SPECIAL32, SPECIAL32))
     random = rng.integers(0x3F000000, 0x41000000, (3, count)).astype(np.uint32)
@@ -354,7 +354,7 @@ def float_pairs(count: int = 128, seed: int = 1) -> tuple[np.ndarray, np.ndarray
 
 
 def round_fraction(value: Fraction, mode: str) -> np.float32:
-    """A fraction as float32, from the definition: the neighbours on the grid of its binade."""
+    """Rounds a fraction to float32 by definition, between its neighbours on the grid of its binade."""
     if value == 0:
         return np.float32(0)
     magnitude = abs(value)
@@ -394,7 +394,7 @@ def test_float_rounding(elementwise, op: str, mode: str) -> None:
         if exact:
             want[i] = round_fraction(exact, mode)
         elif mode == "rm" and op != "mul" and x[i] != 0:
-            want[i] = -0.0  # x - x rounds to -0 in this mode alone
+            want[i] = -0.0  # x - x is -0 only in this mode
     bits = np.where(np.isnan(want), 0x7FFFFFFF, want.view(np.uint32)).astype(np.uint32)
     zero = (want == 0) & (x == 0) & (y == 0)  # signs of zero sums of zeros are checked for rn only
     bits, keep = bits, ~zero if mode != "rn" else np.ones(len(a), bool)
@@ -407,7 +407,7 @@ def test_float_rounding(elementwise, op: str, mode: str) -> None:
 @pytest.mark.parametrize("mode", ["rn", "rz", "rm", "rp"])
 def test_fma_rounds_once(elementwise, mode: str) -> None:
     a, b, c = float_pairs(512)
-    # Products that nearly cancel, and sums just off a tie: where two roundings differ from one.
+    # Products that nearly cancel, and sums just off a tie, where two roundings differ from one.
     a = np.concatenate([a, np.full(64, 0x3F800001, np.uint32)])
     b = np.concatenate([b, np.arange(0x3F800001, 0x3F800041, dtype=np.uint32)])
     c = np.concatenate(
@@ -505,7 +505,7 @@ def test_float_min_max_of_magnitudes_and_of_three(elementwise) -> None:
     both = np.fmax(np.abs(x), np.abs(y))
     signed = np.where(np.signbit(x) != np.signbit(y), -both, both)
     canonical = lambda v: np.where(np.isnan(v), 0x7FFFFFFF, v.view(np.uint32)).astype(np.uint32)
-    known = ~np.isnan(x) & ~np.isnan(y)  # the sign of a NaN is not ours to predict
+    known = ~np.isnan(x) & ~np.isnan(y)  # PTX does not define the sign of a NaN
     want = {
         "d": canonical(top),
         "e": canonical(np.where(nan, np.float32(np.nan), top)),
@@ -519,7 +519,7 @@ def test_float_min_max_of_magnitudes_and_of_three(elementwise) -> None:
 
 
 def test_a_part_of_a_register_that_nobody_wrote_may_be_moved() -> None:
-    """Compilers leave undefined values that they do not use in packed pairs."""
+    """Compilers leave undefined values that they do not use in packed pairs. Their moves are not errors."""
     text = """.version 8.8
 .target sm_100a
 .visible .entry k(.param .u64 out) {
@@ -603,7 +603,7 @@ def test_packed_f32x2(elementwise, op: str) -> None:
 @pytest.mark.parametrize("op", ["add", "mul", "fma"])
 @pytest.mark.parametrize("type_", ["f16x2", "bf16x2", "f16", "bf16"])
 def test_narrow_floats_round_correctly(elementwise, op: str, type_: str) -> None:
-    """Against exact fractions rounded once to the format."""
+    """Compares with exact fractions that are rounded once to the format."""
     rng = np.random.default_rng(5)
     name, packed = type_.removesuffix("x2"), type_.endswith("x2")
     base = 0x3C00 if name == "f16" else 0x3F80
@@ -633,7 +633,7 @@ def test_narrow_floats_round_correctly(elementwise, op: str, type_: str) -> None
     view = (lambda v: v.view(np.uint32)) if packed else (lambda v: v)
     keep = np.array([v != 0 for v in fractions])
     assert keep.all() or op != "mul"
-    if not keep.all():  # an exact zero has a sign of its own rule; leave such elements out
+    if not keep.all():  # the sign of an exact zero follows its own rule; skip these elements
         pairs_ok = keep.reshape(-1, 2).all(1) if packed else keep
     else:
         pairs_ok = np.ones(128 if packed else 256, bool)

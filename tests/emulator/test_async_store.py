@@ -1,4 +1,4 @@
-"""st.async, red.async and st.bulk in small kernels, with operations at once and late."""
+"""st.async, red.async and st.bulk in small kernels, with early and late completion."""
 
 import numpy as np
 import pytest
@@ -18,7 +18,7 @@ mbarrier.try_wait.parity.shared.b64 %p3, [%r1], 0, 10000000;
 def to_the_other_cta(ptx_kernel, send: str, *, expected: int, words: int) -> str:
     """Rank 0 runs `send` (%r3 = smem of rank 1, %r0 = thread); rank 1 waits for the bytes and dumps `words`.
 
-    The mbarrier is at smem, the data at smem+64, which every thread of rank 1 fills with 100 + its index first.
+    The mbarrier is at smem and the data at smem+64, where every thread of rank 1 first stores 100 + its index.
     """
     body = f"""mov.u32 %r0, %tid.x;
     mov.u32 %r1, smem;
@@ -145,7 +145,7 @@ def test_refusals(line: str, message: str, ptx_kernel) -> None:
 
 
 def test_bulk_fill(ptx_kernel) -> None:
-    """Fills [8, 40) of 64 bytes, which hold -1."""
+    """Fills bytes 8 to 40 of 64 bytes that hold -1."""
     body = """mov.u32 %r0, %tid.x;
     mov.u32 %r1, smem;
     mad.lo.u32 %r2, %r0, 4, %r1;

@@ -30,7 +30,7 @@ ret;
     [
         (4 * LANE, 4, 1, 1, 1),  # consecutive words
         (4 * LANE + 4096, 4, 1, 1, 1),
-        (0 * LANE, 4, 1, 1, 1),  # one word for all
+        (0 * LANE, 4, 1, 1, 1),  # one word for all lanes
         (LANE, 1, 1, 1, 1),  # four lanes share a word
         (8 * LANE, 4, 1, 2, 2),
         (16 * LANE, 4, 1, 4, 4),  # a column of 32 scale words in the 128x4 layout
@@ -41,7 +41,7 @@ ret;
         (16 * LANE, 16, 4, 4, 1),
         (128 * LANE, 16, 4, 32, 8),
         (64 * LANE[:8] + (LANE[:8] // 2 % 4) * 16, 16, 1, 1, 1),  # eight 64-byte rows, swizzled
-        (64 * LANE[:8], 16, 1, 4, 4),  # and not
+        (64 * LANE[:8], 16, 1, 4, 4),  # the same without swizzle
         (32 * LANE, 32, 8, 8, 1),
     ],
 )

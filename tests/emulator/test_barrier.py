@@ -31,7 +31,7 @@ def test_values_written_before_a_barrier_are_seen_after_it(ptx_kernel, sync: str
 
 
 def test_barrier_is_reusable(ptx_kernel) -> None:
-    """Two warps pass a counter back and forth; each turn needs a barrier of its own generation."""
+    """Two warps alternately increment a counter. Each increment needs a new phase of the barrier."""
     body = f"""
     mov.b32 %r1, 0; st.shared.b32 [%r53], 0; bar.sync 0;
     LOOP: and.b32 %r2, %r1, 1; setp.ne.u32 %p1, %r2, %r51; @%p1 bra SKIP;
@@ -98,7 +98,7 @@ WAIT = """{{ .reg .pred P1; LAB_WAIT: mbarrier.try_wait.parity.shared.b64 P1, [{
 
 
 def test_producer_consumer_ring(ptx_kernel) -> None:
-    """Warp 0 produces 9 values through a ring of one slot, warp 1 sums them: full and empty barriers."""
+    """Warp 0 sends 9 values through a ring of one slot with full and empty barriers, and warp 1 sums them."""
     body = f"""
     setp.ne.u32 %p1, %r50, 0; @%p1 bra READY;
     mbarrier.init.shared.b64 [%r52], 1; mbarrier.init.shared.b64 [%r52+8], 32;

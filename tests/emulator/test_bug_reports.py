@@ -1,4 +1,4 @@
-"""Bug reports of public kernels, made anew: the checker finds each fault in every mode, and nothing without it."""
+"""Reproduced bug reports of public kernels: the checker finds each fault in every mode, and nothing in the repaired kernel."""
 
 import re
 from dataclasses import dataclass, replace
@@ -26,12 +26,15 @@ MODES = ("eager", "lazy", "random:3")
 
 @dataclass(frozen=True)
 class Report:
-    """A kernel of one of `KERNELS` and what the checker says of it.
+    """A kernel of one of `KERNELS` and the checker's finding.
 
     Attributes:
-        source: who reported the fault, of which kernel.  kind, text: of a finding that names it.  shape: CTAs, threads of each,
-            CTAs of a cluster.  wrong: modes that show it without the checker, by an error or by other results.
-        arch: what it is compiled for.  before: kernels that are launched before it, each of which lets the next one start early.
+        source: who reported the fault, and in which kernel.
+        kind, text: kind and text of a finding that describes the fault.
+        shape: number of CTAs, threads per CTA, CTAs per cluster.
+        wrong: modes that show the fault without the checker, by an error or by different results.
+        arch: architecture of the compiled kernel.
+        before: kernels launched before it, each of which lets the next one start early.
     """
 
     kernel: str
@@ -169,7 +172,7 @@ def ptx_of(report: Report, fixed: bool) -> str:
 
 
 def run(report: Report, mode: str, *, fixed: bool, check: bool = False):
-    """(words that the kernel stored, findings, error or None)."""
+    """Returns (words that the kernel stored, findings, error or None)."""
     grid, block, cluster = report.shape
     machine, out, error = Machine(148, mode=mode, check=check), np.zeros(WORDS, np.int32), None
     args = [np.arange(1, WORDS + 1, dtype=np.int32), out]

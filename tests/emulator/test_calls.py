@@ -1,4 +1,4 @@
-"""printf and assertions of kernels, in the code that the compiler writes for them."""
+"""printf and assertions of kernels, in the form in which the compiler emits them."""
 
 import numpy as np
 import pytest
@@ -32,7 +32,7 @@ def text_variable(name: str, text: str) -> str:
 
 
 def printing(ptx_kernel, text: str, stores: str, params: int = 0) -> str:
-    """A kernel that fills the argument buffer by `stores` (to [%SPL+...]) and calls vprintf(text, buffer)."""
+    """A kernel that fills the argument buffer with `stores` (to [%SPL+...]) and calls vprintf(text, buffer)."""
     body = f"mov.b64 %SPL, depot;\ncvta.local.u64 %SP, %SPL;\n{stores}\n{CALL}"
     return ptx_kernel(body, params, LOCAL, VPRINTF + text_variable("FORMAT", text))
 
@@ -67,7 +67,7 @@ CONVERSIONS = [
 
 
 def buffer_stores(arguments) -> str:
-    """The values one after the other, each aligned to its size, as the compiler lays them out."""
+    """Stores the values one after another, each aligned to its size, as the compiler places them."""
     lines, at = [], 0
     for type_, value in arguments:
         size = 4 if type_ == "b32" else 8

@@ -1,4 +1,4 @@
-"""Extended-precision arithmetic: chains of instructions against Python's integers."""
+"""Extended-precision arithmetic: instruction chains compared with Python's integers."""
 
 import numpy as np
 import pytest
@@ -7,7 +7,7 @@ EDGES32 = [0, 1, 2, 0x7FFFFFFF, 0x80000000, 0x80000001, 0xFFFFFFFE, 0xFFFFFFFF]
 
 
 def pairs(bits: int) -> tuple[list[int], list[int]]:
-    """Operands of 2 * bits: edges of each half against each other, and random ones."""
+    """Operands of 2 * bits: edge cases of each half in all combinations, and random ones."""
     top = 1 << bits
     halves = [0, 1, top // 2 - 1, top // 2, top - 2, top - 1]
     edges = [high << bits | low for high in halves for low in halves]

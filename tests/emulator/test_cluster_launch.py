@@ -38,7 +38,7 @@ xor.b32 %r9, %r9, 1; ld.shared.v2.b64 {{%rd10, %rd11}}, [response]; barrier.clus
 
 @pytest.mark.parametrize("cluster", [1, 2])
 def test_the_first_cluster_does_all_the_work(ptx_kernel, cluster: int) -> None:
-    """Every CTA of the grid (4, 3, 2) is done once, all of them by the CTAs of cluster 0."""
+    """The CTAs of cluster 0 do the work of every CTA of the grid (4, 3, 2) exactly once."""
     out = np.zeros((2, 3, 4), np.uint32)
     multicast = ".multicast::cluster::all" if cluster == 2 else ""
     body = BODY.format(**{"try": TRY.format(multicast=multicast), "query": QUERY})
@@ -53,7 +53,7 @@ def test_resident_clusters_share_the_work_where_times_are_modelled(ptx_kernel) -
     constants = dataclasses.replace(constants_of(lookup("B200")), num_sms=1, gpcs=(1,))
     body = BODY.format(**{"try": TRY.format(multicast=""), "query": QUERY})
     text = ptx_kernel(body, declarations=".reg .b128 %q;", module=MODULE)
-    timing = time_ptx(constants, text, None, (4, 3, 2), 1, [out], smem_bytes=100 << 10)  # two fit
+    timing = time_ptx(constants, text, None, (4, 3, 2), 1, [out], smem_bytes=100 << 10)  # two fit on an SM
     assert len(np.unique(out)) == 2
     assert timing.cycles > constants.launch + 12 * 2 * constants.l2_latency
 

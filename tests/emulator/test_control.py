@@ -1,4 +1,4 @@
-"""Branches: uniform, divergent, nested, loops with trip counts per lane, exits, and tables of targets."""
+"""Branches: uniform, divergent and nested ones, loops with different trip counts per lane, exits, and branch tables."""
 
 import numpy as np
 import pytest
@@ -81,7 +81,7 @@ def test_nested_divergence(ptx_kernel) -> None:
 
 
 def test_backward_join_below_the_branch(ptx_kernel) -> None:
-    """The two sides meet at a lower program counter than they came from."""
+    """Both sides meet at a lower program counter than that of the branch."""
     body = """
     mov.b32 %r1, 0;
     mov.b32 %r0, 0;
@@ -181,6 +181,6 @@ def test_trap(ptx_kernel) -> None:
 
 
 def test_an_undefined_register_is_poison(ptx_kernel) -> None:
-    """All ones, and the rest of the block is executed once; a predicate is false."""
+    """The register reads as all ones, the rest of the block is executed once, and a predicate is false."""
     body = "mov.u32 %r0, 5;\nadd.u32 %r0, %r0, 1;\nadd.u32 %r2, %r7, 3;\n@%p3 mov.u32 %r0, 9;\nadd.u32 %r0, %r0, %r2;"
     assert set(run_lanes(ptx_kernel, body).tolist()) == {6 + 2}

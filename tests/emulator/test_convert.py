@@ -1,4 +1,4 @@
-"""cvt against definitions written out here: value tables, exact fractions, and nearest-neighbour searches."""
+"""cvt compared with definitions in this file: value tables, exact fractions, and nearest-neighbour searches."""
 
 import math
 from fractions import Fraction
@@ -14,7 +14,7 @@ ALL16 = np.arange(1 << 16, dtype=np.uint32).astype(np.uint16)
 
 
 def minifloat(code: int, exponent_bits: int, mantissa_bits: int, bias: int) -> float:
-    """Value of a code, infinities and NaNs not considered."""
+    """Value of a code, without infinities and NaNs."""
     sign = -1.0 if code >> (exponent_bits + mantissa_bits) else 1.0
     exponent = code >> mantissa_bits & ((1 << exponent_bits) - 1)
     mantissa = (code & ((1 << mantissa_bits) - 1)) / (1 << mantissa_bits)
@@ -48,7 +48,7 @@ def nearest_code(value: float, name: str) -> int:
 
 
 def f32_samples(name: str) -> np.ndarray:
-    """Every value of a format, every midpoint, their f32 neighbours, specials, and random values."""
+    """Every value of a format, every midpoint with its f32 neighbours, special values, and random values."""
     values = sorted({abs(v) for v in SMALL[name].values()})
     middles = [(p + q) / 2 for p, q in zip(values, values[1:], strict=False)]
     base = np.array(
@@ -322,7 +322,7 @@ def test_refuses_unknown_forms(ptx_kernel, text: str) -> None:
     [("e4m3", "rn"), ("e5m2", "rn"), ("e2m1", "rn"), ("e2m3", "rn"), ("e3m2", "rn"), ("ue8m0", "rz"), ("ue8m0", "rp")],
 )  # fmt: skip
 def test_steps_are_the_conversion(name, rounding, satfinite, relu):
-    """Around every step, at every special value and at random patterns the steps give what the arithmetic gives."""
+    """Around every step, at every special value and at random patterns, the steps agree with the arithmetic."""
     firsts, codes = convert._steps(name, rounding, satfinite, relu)
     special = np.array([0, 0x80000000, 0x7F800000, 0xFF800000, 0x7FC00000, 0xFFFFFFFF], np.uint32)
     random = np.random.default_rng(0).integers(0, 1 << 32, 20000, np.uint32)

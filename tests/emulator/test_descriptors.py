@@ -1,4 +1,4 @@
-"""Matrix and instruction descriptors, and the placements in tensor memory, against formulas written per element."""
+"""Matrix and instruction descriptors and placements in tensor memory, compared with formulas per element."""
 
 import itertools
 
@@ -9,8 +9,8 @@ from nvfp4_cute.emulator import descriptors as ds
 from nvfp4_cute.emulator.tensormap import TensorMap, encode
 from nvfp4_cute.errors import EmulatorError
 
-A_SW128 = 0x4000404000010000  # K-major, 128-byte swizzle, stride 1024: what CuTe DSL emits for A and B
-SCALE_COPY = 0x0000400800000000  # no swizzle, stride 128: what it emits for tcgen05.cp of scale factors
+A_SW128 = 0x4000404000010000  # K-major, 128-byte swizzle, stride 1024, as CuTe DSL emits for A and B
+SCALE_COPY = 0x0000400800000000  # no swizzle, stride 128, as CuTe DSL emits for tcgen05.cp of scale factors
 
 
 def descriptor(start, leading=0, stride=0, code=0):
@@ -27,7 +27,7 @@ def test_fields_of_real_descriptors():
 
 @pytest.mark.parametrize("base", [1024, 1152, 5 * 1024])
 def test_operand_gather_undoes_a_tma_tile(base):
-    """Four K steps through a tile that TMA wrote with the same swizzle give back the rows of the tensor."""
+    """Four K steps through a tile that TMA wrote with the same swizzle return the rows of the tensor."""
     m = TensorMap.decode(encode(0, "b4x16", (256, 128), (128,), (256, 128), swizzle="128B"))
     rows = np.random.default_rng(0).integers(0, 256, (128, 128), dtype=np.uint8)
     smem = np.zeros(1 << 16, np.uint8)
@@ -222,7 +222,7 @@ def test_scale_path():
     assert (read(8, 40, 2, 2) == scales[:40, 2:]).all()
     assert (read(10, 64, 1, 3) == scales[64:, 3:]).all()
     words[70, 9] ^= 1
-    assert (read(8, 38, 4, 0) == scales[:38]).all()  # row 38 is the first that lies there
+    assert (read(8, 38, 4, 0) == scales[:38]).all()  # row 38 is the first one stored there
     with pytest.raises(EmulatorError, match="not the same in all"):
         read(8, 39, 4, 0)
 
@@ -295,7 +295,7 @@ def test_a_zero_column_mask_that_is_none_or_not_modelled():
 @pytest.mark.parametrize("code", [2, 4, 6])
 @pytest.mark.parametrize("base", range(8))
 def test_a_pattern_that_starts_elsewhere(code, base):
-    """A tile 128 * base above an aligned one, with that base offset, is the aligned tile moved."""
+    """A tile 128 * base bytes above an aligned address, with that base offset, is the aligned tile moved."""
     moved = ds.k_major_chunks(descriptor(4096 + 128 * base, 0, 1024, code) | base << 49, 24).indices
     aligned = ds.k_major_chunks(descriptor(4096, 0, 1024, code), 24).indices
     assert (moved == aligned + 8 * base).all()
@@ -309,7 +309,7 @@ def test_a_pattern_that_starts_elsewhere(code, base):
 
 @pytest.mark.parametrize("step", range(8))
 def test_rows_of_48_bytes_go_on_in_the_next_buffer(step):
-    """Eight instructions of K=96 read 3 buffers of 128 bytes a row; what exceeds one is in the next, at its start."""
+    """Eight instructions of K=96 read 3 buffers of 128 bytes per row. A read past the end of one continues in the next."""
     rows, buffers = 16, (2048, 8192, 20480)
     first, at = divmod(48 * step, 128)
     following = buffers[min(first + 1, 2)]

@@ -1,4 +1,4 @@
-"""The emulator gives the same bits as hardware: recorded on an NVIDIA H200, and live where an sm_90a device is present."""
+"""The emulator returns the same bits as hardware: as recorded on an NVIDIA H200, and live on a present sm_90a device."""
 
 from pathlib import Path
 

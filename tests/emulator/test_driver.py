@@ -1,4 +1,4 @@
-"""Launching: argument packing, launch checks, and CuTe DSL host code through the shim."""
+"""Launches: argument packing, launch checks, and CuTe DSL host code that calls the shim."""
 
 import ctypes
 import os
@@ -78,7 +78,7 @@ def test_a_module_is_compiled_once_unless_it_has_memory_of_its_own(monkeypatch: 
         for machine, want in zip((None, None, checked), expected, strict=True):
             run_ptx(text, "k", args=[out], machine=machine)
             assert out.tolist() == [want]
-        # What a checked machine runs is other code.
+        # A machine with the checker runs different code.
         assert len(compiled) == (3 if variable else 2)
 
 
@@ -99,7 +99,7 @@ def test_ptx_of_another_architecture_is_refused() -> None:
 
 
 def test_cooperative_launches_must_fit_on_the_device() -> None:
-    """The driver answers with an error code, and the device goes on; other launches may be larger."""
+    """The driver returns an error code, and the device still works. Other launches may be larger."""
     emulator = Emulator(sm_count=1)
     emulator.register(".version 8.8\n.target sm_100a\n.visible .entry k() { ret; }")
     record = driver.LaunchRecord(name=b"k", grid=(3, 1, 1), block=(1024, 1, 1), attributes=1)
@@ -112,7 +112,7 @@ def test_cooperative_launches_must_fit_on_the_device() -> None:
 
 
 def encode_through_the_shim(descriptor: ctypes.Array, swizzle: int = 3, inner_box: int = 64) -> int:
-    """cuTensorMapEncodeTiled as compiled host code calls it, for f16 [8, 256] in boxes of 4 rows."""
+    """Calls cuTensorMapEncodeTiled as compiled host code does, for f16 [8, 256] in boxes of 4 rows."""
     u64, u32 = ctypes.c_uint64, ctypes.c_uint32
     dims, strides = (u64 * 2)(256, 8), (u64 * 1)(512)
     box, steps = (u32 * 2)(inner_box, 4), (u32 * 2)(1, 2)
@@ -129,7 +129,7 @@ def test_host_code_encodes_tensor_maps() -> None:
 
 
 def test_a_refused_tensor_map_says_why(capfd) -> None:
-    """On stderr, since the host code ends the process; the reason is also left behind."""
+    """The reason goes to stderr, because the host code ends the process, and is also kept for the caller."""
     descriptor = ctypes.create_string_buffer(128)
     with pytest.raises(EmulatorError, match="inner box of 128 bytes exceeds the 32B swizzle span"):
         encode_through_the_shim(descriptor, swizzle=1)
@@ -139,7 +139,7 @@ def test_a_refused_tensor_map_says_why(capfd) -> None:
 
 
 def test_host_code_of_old_versions_asks_for_names_of_errors() -> None:
-    """What CuTe DSL 4.3 makes for TVM-FFI links to it, and its own runtime library needs a driver."""
+    """CuTe DSL 4.3's host code for TVM-FFI calls this function; the DSL's own runtime library has it, but needs a driver."""
     name = ctypes.CDLL(shim_path()).cuda_dialect_get_error_name
     name.restype = ctypes.c_char_p
     assert name(1)
@@ -151,7 +151,7 @@ def test_missing_shim_says_how_to_repair_it(monkeypatch: pytest.MonkeyPatch) -> 
         shim_path()
 
 
-# ---- CuTe DSL, in a process of its own: prepare_cutlass changes the DSL for the whole process -------
+# ---- CuTe DSL, in a separate process, because prepare_cutlass changes the DSL for the whole process -------
 
 SCRIPT_HEAD = """
 import os, sys
@@ -227,7 +227,7 @@ def run_file(path) -> str:
 
 
 def test_cute_dsl_function_runs_on_cpu_tensors(tmp_path) -> None:
-    """The DSL is imported first here, and only then pointed at the shim."""
+    """The script imports the DSL first and only then points it at the shim."""
     path = tmp_path / "script.py"
     path.write_text(
         SCRIPT_HEAD.format(first="", second="prepare_cutlass()")
@@ -247,7 +247,7 @@ print(emulator.stats.launches, emulator.stats.ctas)
 
 
 def test_errors_cross_the_native_host_code(tmp_path) -> None:
-    """The shim is in place before the DSL is imported."""
+    """The script installs the shim before it imports the DSL."""
     path = tmp_path / "script.py"
     path.write_text(
         SCRIPT_HEAD.format(first="prepare_cutlass()", second="")
@@ -300,7 +300,7 @@ except EmulatorError as error:
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the launch would reach the GPU with CPU pointers")
 def test_outside_an_emulator_launches_go_to_the_real_runtime(tmp_path) -> None:
-    """Here there is no driver behind it, which is what the caller must hear."""
+    """No driver is installed here, and the caller must get that error."""
     path = tmp_path / "script.py"
     path.write_text(
         SCRIPT_HEAD.format(first="prepare_cutlass()", second="")

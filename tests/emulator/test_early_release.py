@@ -1,4 +1,4 @@
-"""Reads that are under way when their place is released: the fault that an H200 showed, and kernels that do not have it."""
+"""Reads under way when their memory is released: the fault observed on an H200, and kernels without it."""
 
 import re
 
@@ -39,7 +39,7 @@ REFILL, REFILLED = wait(8) + load(256, at=16), wait(16)
 
 
 def refilled(consume, *, refill=REFILL, then=REFILLED):
-    """Warp 1 consumes a stage that warp 0 filled, and fills again when it was released."""
+    """Warp 1 consumes a stage that warp 0 filled, and warp 0 fills it again after its release."""
     start = init(1, 1, 1) + in_thread(0, load(256) + wait(0))
     return start + in_warp(1, wait(0) + consume) + in_thread(0, refill) + in_warp(1, then)
 
@@ -79,7 +79,7 @@ def test_released_after_the_value_was_used(use, mode):
 
 @pytest.mark.parametrize("mode", MODES)
 def test_what_does_no_harm(mode):
-    """A value that nobody uses; a place that is not overwritten, or that ordinary stores overwrite."""
+    """Harmless cases: a value that nobody uses, and memory that is not overwritten or that ordinary stores overwrite."""
     run(refilled(READ + ARRIVE), mode)
     run(refilled(READ + ARRIVE + STORE.format(value="%r10"), refill=wait(8), then=""), mode)
     stored = wait(8) + f"st.shared.b32 [%r1+{DATA}], 7;\n"
@@ -88,7 +88,7 @@ def test_what_does_no_harm(mode):
 
 @pytest.mark.parametrize("mode", MODES)
 def test_only_the_released_place_counts(mode):
-    """Software pipelining: what is under way at the arrival belongs to a stage that is released later."""
+    """Software pipelining: the read under way at the arrival is of a stage that is released later."""
     other = f"ld.shared.b32 %r11, [%r9+{DATA + 256}];\n"
     use = "add.u32 %r10, %r10, %r8;\n"
     ahead = READ + other + use + ARRIVE + "add.u32 %r10, %r10, %r11;\n" + STORE.format(value="%r10")
@@ -106,7 +106,7 @@ def test_only_the_released_place_counts(mode):
 
 @pytest.mark.parametrize("mode", MODES)
 def test_released_through_a_named_barrier(mode):
-    """Warp 1 arrives at a named barrier, warp 0 then fills the stage."""
+    """Warp 1 arrives on a named barrier; then warp 0 fills the stage."""
     consume = READ + "bar.arrive 1, 64;\n" + STORE.format(value="%r10")
     body = init(1, 1, 1) + in_thread(0, load(256) + wait(0)) + in_warp(1, wait(0) + consume)
     body += in_warp(0, "bar.sync 1, 64;\n") + in_thread(0, load(256, at=16)) + in_warp(1, wait(16))
@@ -122,7 +122,10 @@ st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.b32 [%r12+{DATA}], %r
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize(("scope", "is_fault"), [("", True), (".release.cluster", False)])
 def test_released_to_another_cta(scope, is_fault, mode):
-    """A thread of CTA 1 gives room; one of CTA 0 sends the next value there. A release of the cluster begins with a fence."""
+    """A thread of CTA 1 releases a slot, and one of CTA 0 sends the next value there.
+
+    A cluster-scope release starts with a fence.
+    """
     give = (
         f"mapa.shared::cluster.u32 %r12, %r1, 0;\nmbarrier.arrive{scope}.shared::cluster.b64 _, [%r12+8];\n"
     )

@@ -1,4 +1,4 @@
-"""What PTX leaves open about float results, as an H200 answered (NaN, flushing, saturation), and directed float64 rounding."""
+"""Float results that PTX leaves open, as an H200 computes them (NaN, flushing, saturation), and directed float64 rounding."""
 
 import numpy as np
 import pytest
@@ -21,19 +21,19 @@ QUIET, SIGNALLING, INF, LEAST, TINY = 0x7FC00001, 0x7F800001, 0x7F800000, 0x0000
     "body, a, b, want",
     [
         ("add.f32 %d, %a, %b;", (QUIET, SIGNALLING), (0, 0), (0x7FFFFFFF,) * 2),
-        # a signalling NaN loses to a number, too
+        # a number also wins over a signalling NaN
         ("min.f32 %d, %a, %b;", (SIGNALLING, 0x3F800000), (0x3F800000, SIGNALLING), (0x3F800000,) * 2),
         ("max.f32 %d, %a, %b;", (SIGNALLING, QUIET), (0xFF800000, QUIET), (0xFF800000, 0x7FFFFFFF)),
         # -0 and NaN saturate to +0
         ("add.sat.f32 %d, %a, %b;", (0x80000000, QUIET, 0x40000000), (0x80000000, 0, 0), (0, 0, 0x3F800000)),
-        # just below the smallest normal number: rounds up to it, and is flushed all the same
+        # just below the smallest normal number: rounds up to it, but is still flushed
         ("mul.ftz.f32 %d, %a, %b;", (TINY, TINY), (0x3F7FFFFF, 0x3F800000), (0, TINY)),
-        # a divisor above 2**126 has the reciprocal 0
+        # the reciprocal of a divisor above 2**126 is 0
         ("div.approx.f32 %d, %a, %b;", (0x7F000000, 0xFF000000, INF), (0x7F000001, 0x7F000001, 0x7F000001), (0, 0x80000000, 0x7FFFFFFF)),
         ("div.full.f32 %d, %a, %b;", (0x7F000000,), (0x7F000000,), (0x3F800000,)),
-        # the selector is flushed before its sign counts
+        # the selector is flushed before its sign is tested
         ("slct.ftz.b32.f32 %d, 7, 9, %a;", (0x80000001, 0x80800000), (0, 0), (7, 9)),
-        # rounding away works on the bits: NaN and infinity change, too
+        # rounding away works on the bits, so NaN and infinity also change
         ("cvt.rna.tf32.f32 %d, %a;", (0x3F801000, 0x7FFFFFFF, INF), (0, 0, 0), (0x3F802000, 0x80000000, INF)),
         ("cvt.rna.satfinite.tf32.f32 %d, %a;", (INF, 0xFF7FFFFF), (0, 0), (0x7F7FE000, 0xFF7FE000)),
     ],
@@ -43,7 +43,7 @@ def test_binary32(elementwise, body, a, b, want):
 
 
 def test_flushing_half_precision(elementwise):
-    """Operands and results of f16 are flushed by .ftz; results are judged before their exponent is limited."""
+    """.ftz flushes operands and results of f16. It tests results before their exponent is limited."""
     a, b = np.array([0x03FF, 0x0400, 0x0400], np.uint16), np.array([0x3C00, 0x3800, 0x3C00], np.uint16)
     want = {"d": np.array([0, 0, 0x0400], np.uint16), "e": np.array([0x03FF, 0x0200, 0x0400], np.uint16)}
     body = "mul.ftz.f16 %d, %a, %b; mul.f16 %e, %a, %b;"
@@ -69,7 +69,7 @@ NAN64, OTHER64 = 0x7FF0000000001234, 0xFFF8000000000077
 
 
 def test_nan_of_binary64_is_handed_on(elementwise):
-    """The last NaN operand, made quiet; abs and neg keep its sign; narrowing keeps sign and top bits."""
+    """The result is the last NaN operand, made quiet. abs and neg keep its sign; narrowing keeps sign and top bits."""
     a, b = np.array([NAN64, NAN64, OTHER64], np.uint64), np.array([NAN64 | 1 << 63, 0, 0], np.uint64)
     quiet = np.uint64(1 << 51)
     want = {
@@ -85,7 +85,7 @@ MADE64 = 0xFFF8000000000000
 
 
 def test_nan_that_an_operation_of_binary64_makes(elementwise):
-    """Its bits are the GPU's, whatever sign the host's processor gives it."""
+    """The NaN's bits are the GPU's, whatever sign the host's processor gives it."""
     a, b = f64(np.inf, 0.0, -1.0), f64(-np.inf, np.inf, 0.0)
     want = {
         "d": np.array([MADE64, 0x7FF0000000000000, 0xBFF0000000000000], np.uint64),
@@ -97,7 +97,7 @@ def test_nan_that_an_operation_of_binary64_makes(elementwise):
 
 
 def test_nan_of_binary64_depends_on_no_host():
-    """The plain results hold NaN of the other sign, as 64-bit Arm makes them."""
+    """The plain results hold a NaN with the other sign, as 64-bit Arm processors produce."""
     positive = np.array([0x7FF8000000000000] * 3, np.uint64).view(np.float64)
     a = np.array([np.inf, np.nan, 1.0])
     b = np.array([NAN64, NAN64, OTHER64], np.uint64).view(np.float64)

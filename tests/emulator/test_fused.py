@@ -1,4 +1,4 @@
-"""Runs of plain instructions: the function made for them gives the registers that the steps give one by one."""
+"""Runs of plain instructions: the generated function leaves the same registers as the single steps."""
 
 import re
 
@@ -113,7 +113,7 @@ def _equal(a, b):
 
 @pytest.fixture(autouse=True)
 def _quiet():
-    """As a machine executes kernels."""
+    """Sets NumPy's error state as a machine does for kernels."""
     with np.errstate(all="ignore"):
         yield
 
@@ -121,7 +121,7 @@ def _quiet():
 @pytest.mark.parametrize("body", [SHARED, ROWS, FORMS], ids=["shared", "rows", "forms"])
 @pytest.mark.parametrize("lanes", range(8))
 def test_a_function_gives_what_the_steps_give(body, lanes):
-    """Each of the three inputs is one value, or 32."""
+    """Each of the three inputs is one value or 32."""
     code = _code(body)
     plain = [code._plain(pc) for pc in range(len(code.steps) - 1)]
     assert None not in plain
@@ -149,7 +149,7 @@ def test_a_function_gives_what_the_steps_give(body, lanes):
 
 @pytest.mark.parametrize("form", ["f16x2", "bf16x2"])
 def test_a_call_takes_any_number_of_rows(form):
-    """As of an unrolled epilogue of 300 columns: PTX has as many registers as it names."""
+    """As in an unrolled epilogue of 300 columns: PTX code may name any number of registers."""
     body = "\n".join(f"cvt.rn.{form}.f32 %r{10 + i}, %r1, %r2;" for i in range(150))
     code = _code(body.replace("%r", "%many"))
     plain = [code._plain(pc) for pc in range(len(code.steps) - 1)]
@@ -202,7 +202,7 @@ def test_a_run_becomes_a_function_after_some_executions_and_not_where_lanes_need
 
 
 def test_a_register_that_nobody_wrote_is_poison_within_a_run():
-    """The instruction that reads it is found, and goes on with all ones, as without runs."""
+    """The instruction that reads it is reported and continues with all ones, as outside of a run."""
     code = _code("mov.b32 %r1, 4;\nadd.s32 %r2, %r1, 3;\nadd.s32 %r4, %r3, %r2;\nadd.s32 %r5, %r4, 1;")
     warp = _warp(code)
     Machine()._run_warp(warp, 1 << 10)

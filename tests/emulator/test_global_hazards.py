@@ -1,4 +1,4 @@
-"""Hazards of global memory: small faulty kernels that are reported for the right reason, and their repaired twins, clean."""
+"""Hazards of global memory: small faulty kernels with the expected report, and repaired versions without one."""
 
 import re
 
@@ -11,7 +11,7 @@ from nvfp4_cute.emulator.tensormap import encode
 
 
 def test_output_written_by_two_ctas():
-    """Of different bytes an error; a warning where what is written is there already."""
+    """Different bytes are an error; bytes equal to those already there are a warning."""
     place = (
         "mov.u32 %r9, %ctaid.x;\nmad.lo.u32 %r10, %r9, {pitch}, %r0;\nmad.wide.u32 %rd10, %r10, 4, %rd2;\n"
     )
@@ -28,7 +28,7 @@ def test_output_written_by_two_ctas():
 
 @pytest.mark.parametrize("value", ["7", "%r2"])
 def test_shared_memory_written_by_two_warps(value):
-    """Both warps write words 0..31; %r2 is the warp's number."""
+    """Both warps write words 0..31; %r2 is the warp's index."""
     body = f"and.b32 %r9, %r0, 31;\nshl.b32 %r9, %r9, 2;\nadd.u32 %r9, %r9, %r1;\nshr.u32 %r2, %r0, 5;\nst.shared.b32 [%r9+{DATA}], {value};"
     if value == "7":
         ((severity, kind, text),) = remarks(body)
@@ -38,7 +38,7 @@ def test_shared_memory_written_by_two_warps(value):
 
 
 def test_only_the_words_that_were_written_twice_count():
-    """A warp writes words 0..31 and the other 16..47, the common ones alike."""
+    """One warp writes words 0..31 and the other 16..47, with equal values in the common ones."""
     body = f"shr.u32 %r2, %r0, 5;\nshl.b32 %r2, %r2, 4;\nsub.u32 %r9, %r0, %r2;\nmad.lo.u32 %r10, %r9, 4, %r1;\nst.shared.b32 [%r10+{DATA}], %r9;"
     assert [severity for severity, _, _ in remarks(body)] == ["warning"]
 
@@ -46,7 +46,7 @@ def test_only_the_words_that_were_written_twice_count():
 @pytest.mark.parametrize("size", ["", ", 4"])
 @pytest.mark.parametrize("same", [True, False])
 def test_lanes_of_a_copy_that_meet(size, same):
-    """All lanes copy to one word: of one source, or each of its own."""
+    """All lanes copy to one word, from the same source or from different ones."""
     source = "" if same else "mad.wide.u32 %rd1, %r0, 4, %rd1;\n"
     body = source + f"cp.async.ca.shared.global [%r1+{DATA}], [%rd1], 4{size};\ncp.async.wait_all;\n"
     if same:
@@ -68,7 +68,7 @@ add.u64 %rd3, %rd3, %rd2;
 
 @pytest.mark.parametrize("reader", (0, 1))
 def test_written_under_a_read(reader):
-    """One CTA reads what the other one writes: a race, whichever comes first."""
+    """One CTA reads what another one writes, which is a race in either order."""
     race = {"reader": reader, "type": "b32", "value": "%r10", "between": "@!%p5 mov.b32 %r10, 7;"}
     who = rf"(writes|reads) .* \(cta {reader},0,0|\(cta {reader},0,0.* (writes|reads) "
     assert_found(IN_PLACE.format(**race, to=1024), "race", who, block=32, grid=2, modes=("eager", "random:3"))
@@ -86,7 +86,7 @@ def test_a_read_that_is_over_may_be_written():
 
 
 def test_all_write_and_read_the_same_bytes():
-    """What every CTA works out for itself: nobody can read anything else, so nothing is an error."""
+    """Every CTA computes and stores the same bytes, so a reader gets them in any order, and nothing is an error."""
     body = "st.global.b32 [%rd2], {value};\nld.global.b32 %r10, [%rd2];\n"
     kinds = {(severity, kind) for severity, kind, _ in remarks(body.format(value=7), block=32, grid=2)}
     assert kinds == {("warning", "double-store"), ("warning", "race")}
@@ -95,7 +95,7 @@ def test_all_write_and_read_the_same_bytes():
 
 
 def test_loaded_bytes_may_be_written_when_they_are_there():
-    """In place: TMA's read is over for who waited for its barrier."""
+    """In-place update: TMA's read is complete for a thread that waited for its barrier."""
     store = "mul.wide.u32 %rd3, %r0, 4;\nadd.u64 %rd3, %rd3, %rd1;\nst.global.b32 [%rd3], 7;\n"
     loaded, own = init(1) + in_thread(0, load(256)), {"src": WORDS.copy()}
     assert_clean(loaded + wait(0) + store, **own)
@@ -104,7 +104,10 @@ def test_loaded_bytes_may_be_written_when_they_are_there():
 
 
 def test_a_map_may_be_edited_when_it_was_read():
-    """A multicast copy reads its map once: CTA 0 waits for its own part, or for a group behind the copy, and edits the map."""
+    """A multicast copy reads its map once.
+
+    CTA 0 waits for its own part or for a group committed after the copy, then edits the map.
+    """
     src = WORDS.copy()
     at = -src.ctypes.data % 128
     src[at // 4 : at // 4 + 32] = np.frombuffer(
@@ -128,7 +131,7 @@ def test_a_map_may_be_edited_when_it_was_read():
 
 
 def test_warps_may_edit_a_map_alike():
-    """Each warp writes an address into the map: the second one finds the map as it leaves it, or does not."""
+    """Each warp writes an address into the map. The second one either finds the same value there or a different one."""
     src = WORDS.copy()
     at = -src.ctypes.data % 128
     src[at // 4 : at // 4 + 32] = np.frombuffer(
@@ -155,7 +158,7 @@ def test_atomics_do_not_race():
 
 
 def test_a_result_handed_over_through_a_counter():
-    """Split-K: the last CTA to count reads what the others wrote."""
+    """Split-K: the last CTA to count reads the results of the others."""
     body = """mov.u32 %r9, %ctaid.x;
     mad.wide.u32 %rd10, %r9, 4, %rd2;
     @%p0 st.global.b32 [%rd10+64], %r9;
@@ -182,7 +185,7 @@ def test_a_result_handed_over_through_a_counter():
 
 
 def test_accesses_of_different_widths():
-    """CTA 0 stores 16 bytes, CTA 1 a byte: the report names the byte."""
+    """CTA 0 stores 16 bytes and CTA 1 one byte of them. The report names the byte."""
     body = "mov.u32 %r9, %ctaid.x;\nsetp.eq.u32 %p4, %r9, 0;\nmov.b16 %h1, 7;\n" + in_thread(
         0, "@%p4 st.global.v4.b32 [%rd2+32], {{%r1, %r1, %r1, %r1}};\n@!%p4 st.global.b8 [%rd2+{at}], %h1;"
     )
@@ -194,7 +197,7 @@ def test_accesses_of_different_widths():
 
 
 def test_a_byte_is_stored_while_a_bulk_store_is_under_way():
-    """CTA 1 reads what both stored, behind a counter that CTA 0 raised after its wait."""
+    """CTA 1 reads what both stored, after CTA 0 has waited and raised a counter."""
     body = """mov.u32 %r9, %ctaid.x;
     @!%p0 bra END;
     setp.ne.u32 %p5, %r9, 0;

@@ -1,6 +1,6 @@
-"""Hazards: for each kind a small faulty kernel that is reported for the right reason, and its repaired twin, clean.
+"""Hazards: for each kind a small faulty kernel with the expected report, and a repaired version without one.
 
-Those of global memory are in `test_global_hazards`.
+`test_global_hazards` has those of global memory.
 """
 
 import re
@@ -20,7 +20,7 @@ from nvfp4_cute.emulator.machine import Machine
 
 # ---- shared memory ----------------------------------------------------------------------------------------------------
 def handover(between):
-    """Warp 0 writes, warp 1 reads what it wrote; `between` is executed by both."""
+    """Warp 0 writes and warp 1 reads the same words. Both execute `between`."""
     write = f"shl.b32 %r9, %r8, 2;\nadd.u32 %r9, %r9, %r1;\nst.shared.b32 [%r9+{DATA}], %r8;\n"
     read = f"shl.b32 %r9, %r8, 2;\nadd.u32 %r9, %r9, %r1;\nld.shared.b32 %r10, [%r9+{DATA}];\n"
     return in_warp(0, write) + between + in_warp(1, read)
@@ -28,7 +28,7 @@ def handover(between):
 
 @pytest.mark.parametrize("form", ["shared.b16", "b16"])
 def test_matrices_stored_in_either_form(form):
-    """Without .shared older compilers write 32 bits of shared memory, too."""
+    """Older compilers omit .shared in stores to 32-bit shared addresses."""
     write = f"shl.b32 %r9, %r8, 4;\nadd.u32 %r9, %r9, %r1;\nstmatrix.sync.aligned.m8n8.x1.{form} [%r9+{DATA}], {{%r8}};\n"
     read = f"ld.shared.b32 %r10, [%r1+{DATA}];\n"
     assert_found(in_warp(0, write) + in_warp(1, read), "race", "ld.shared.*stmatrix", modes=MODES[:1])
@@ -67,13 +67,13 @@ def test_missing_barrier_between_warps(between):
 
 
 def byte_address(lane_bytes, offset="0"):
-    """%r9: the byte of a lane at smem+DATA, `lane_bytes` apart."""
+    """Sets %r9 to the lane's byte at smem+DATA; bytes of lanes are `lane_bytes` apart."""
     return f"mul.lo.u32 %r9, %r8, {lane_bytes};\nadd.u32 %r9, %r9, %r1;\nadd.u32 %r9, %r9, {offset};\ncvt.u16.u32 %h1, %r0;\n"
 
 
 @pytest.mark.parametrize(("size", "step"), [("b8", 2), ("b8", 4), ("b16", 4)])
 def test_warps_store_neighbouring_parts_of_words(size, step):
-    """Bytes are told apart: those of one word may belong to several warps."""
+    """Bytes are tracked separately: those of one word may belong to several warps."""
     nbytes = int(size[1:]) // 8
     store = lambda warp, at: in_warp(warp, byte_address(step, at) + f"st.shared.{size} [%r9+{DATA}], %h1;\n")
     load = lambda warp, at: in_warp(warp, byte_address(step, at) + f"ld.shared.{size} %h2, [%r9+{DATA}];\n")
@@ -82,7 +82,7 @@ def test_warps_store_neighbouring_parts_of_words(size, step):
     assert_clean(load(0, 0).replace("AFTER", "A") + apart, modes=MODES[:1])  # unwritten bytes are warnings
     assert_found(store(0, 0) + store(1, 0), "race", "st.shared.*may still be writing", modes=MODES[:1])
     assert_found(store(0, 0) + load(1, 0), "race", r"smem\+0x800", modes=MODES[:1])
-    # Whole words, rows and copies meet the parts.
+    # Accesses of whole words, rows and copies overlap the parts.
     assert_found(
         apart + in_warp(0, handover_read()),
         "race",
@@ -122,16 +122,16 @@ def test_atomics_meet_parts_of_words():
 
 
 def test_a_warp_arrives_and_waits_in_one_round():
-    """As flash-attention's epilogue: one warp counts twice."""
+    """One warp arrives twice in a round, as in flash-attention's epilogue."""
     assert_clean(handover("bar.arrive 1, 96;\n" + in_warp(1, "bar.sync 1, 96;")))
 
 
 LATE = "mov.u32 %r12, 0;\nLATE:\nadd.u32 %r12, %r12, 1;\nsetp.lt.u32 %p6, %r12, 3000;\n@%p6 bra LATE;\n"
-"""More than a warp's turn: the others go on meanwhile."""
+"""Takes longer than a warp's turn of the scheduler, so that others run in between."""
 
 
 def test_a_parity_is_that_of_two_phases():
-    """Who waits for parity 1 without knowing that phase 0 is complete may pass before it: only that much orders."""
+    """A wait for parity 1 may return before phase 0, unless the thread knows that phase 0 is complete."""
     arrive = "mbarrier.arrive.shared.b64 _, [%r1];\n"
     write = f"st.shared.b32 [%r9+{DATA}], %r8;\n"
     wrote = handover("").replace(write, write + 2 * arrive)
@@ -140,7 +140,7 @@ def test_a_parity_is_that_of_two_phases():
     assert_found(
         early, "race", "ld.shared.*st.shared.*try_wait.*may pass two phases earlier", modes=MODES[:2]
     )
-    # All meet after phase 0: warp 1 knows of every arrival that completed it.
+    # All synchronise after phase 0: warp 1 knows of every arrival that completed it.
     met = early.replace(write + 2 * arrive, write + arrive)
     assert_clean(met.replace(init(32), init(32) + in_warp(0, arrive) + "bar.sync 0;\n"))
 
@@ -152,7 +152,7 @@ def test_mbarrier_orders():
 
 
 def test_atomics_order():
-    """A flag in shared memory: the reader spins on it."""
+    """The reader polls a flag in shared memory."""
     flag = in_warp(0, in_thread(0, "atom.shared.exch.b32 %r11, [%r1+256], 1;"))
     spin = in_warp(
         1, "SPIN:\nld.acquire.cta.shared.b32 %r11, [%r1+256];\nsetp.ne.u32 %p5, %r11, 1;\n@%p5 bra SPIN;\n"
@@ -173,7 +173,7 @@ def test_tma_data_before_its_barrier():
         r"(ld\.shared .* reads smem\+.*bulk load .* writes|bulk load .* writes .*ld\.shared .* may still read)|nobody wrote",
         modes=("eager",),
     )
-    # Late, nobody has written yet: the same fault shows from the other side.
+    # In the late mode nobody has written yet, and the same fault is reported at the other access.
     assert_found(
         LOADED.format(wait=""), "race", r"bulk load .* writes smem\+.* while ld\.shared", modes=("lazy",)
     )
@@ -181,7 +181,7 @@ def test_tma_data_before_its_barrier():
 
 
 def test_overwriting_a_stage_that_is_still_read():
-    """Warp 1 reads the stage; warp 0 loads it again, with or without waiting for warp 1's release."""
+    """Warp 1 reads the stage, and warp 0 loads it again, with or without a wait for warp 1's release."""
     release = "bar.warp.sync -1;\n@%p1 mbarrier.arrive.shared.b64 _, [%r1+8];\n"
     body = init(1, 1, 1) + in_thread(0, load(256) + wait(0)) + in_warp(1, wait(0) + save() + release)
     faulty = body + in_thread(0, load(256, at=16)) + in_warp(1, wait(16))
@@ -209,7 +209,7 @@ READ = "@%p0 cp.async.bulk.wait_group.read 0;"
 
 def test_proxy_fence():
     assert_clean(STAGED.format(fence=FENCE, late="", wait=READ))
-    assert_clean(STAGED.format(fence="", late=FENCE, wait=READ))  # anywhere on the way will do
+    assert_clean(STAGED.format(fence="", late=FENCE, wait=READ))  # any place between the accesses is right
     assert_found(
         STAGED.format(fence="", late="", wait=READ),
         "proxy-fence",
@@ -218,7 +218,7 @@ def test_proxy_fence():
 
 
 def test_a_proxy_fence_is_one_of_its_space():
-    """Of shared memory, of global memory, or of both."""
+    """Fences of shared memory, of global memory, or of both."""
     put = f"mad.lo.u32 %r9, %r0, 4, %r1;\nst.shared.b32 [%r9+{DATA}], %r0;\nmad.wide.u32 %rd10, %r0, 4, %rd2;\nst.global.b32 [%rd10], %r0;\n"
     out = f"cp.async.bulk.global.shared::cta.bulk_group [%rd2+1024], [%r1+{DATA}], 256;\ncp.async.bulk.commit_group;\n"
     shared = in_thread(0, out + "cp.async.bulk.wait_group 0;")
@@ -245,7 +245,7 @@ def test_a_proxy_fence_counts_however_many_follow():
 
 
 def test_who_finds_a_flag_may_take_it_back():
-    """The store that raises it happened before whatever its value tells."""
+    """The store that raises the flag happened before everything that its reader does."""
     spin = "SPIN:\nld.acquire.gpu.global.b32 %r11, [%rd2];\nsetp.ne.u32 %p5, %r11, 1;\n@%p5 bra SPIN;\n"
     back = in_thread(1, "{}st.global.b32 [%rd2], 0;\n")
     flag = in_thread(0, "st.release.gpu.global.b32 [%rd2], 1;\n")
@@ -267,7 +267,7 @@ def test_overwriting_what_a_bulk_store_still_reads():
 
 
 def test_unwritten_shared_memory():
-    """A warning: kernels load rows outside a tensor, too, and drop them."""
+    """Only a warning, because kernels also load rows outside a tensor and discard them."""
     body = "st.shared.b32 [%r1+1024], 1;\nld.shared.b32 %r9, [%r1+{at}];"
     assert remarks(body.format(at=1024), block=32) == []
     for mode in MODES:
@@ -303,7 +303,7 @@ def test_barrier_initialisation():
 
 @pytest.mark.parametrize("arrive", ("arrive", "arrive.relaxed"))
 def test_a_barrier_of_another_cta_behind_a_cluster_barrier(arrive):
-    """Which releases what was initialised, or does not."""
+    """A cluster barrier with release semantics makes the initialisation visible; a relaxed one does not."""
     body = init(1, fence="", sync="") + f"barrier.cluster.{arrive};\nbarrier.cluster.wait;\n"
     body += "xor.b32 %r10, %r6, 1;\nmapa.shared::cluster.u32 %r11, %r1, %r10;\n"
     body += in_thread(0, "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%r11];") + wait(0)
@@ -321,7 +321,7 @@ def test_a_barrier_of_another_cta_behind_a_cluster_barrier(arrive):
 
 
 def test_an_own_barrier_of_st_async_needs_no_fence():
-    """It goes through the generic proxy."""
+    """st.async uses the generic proxy."""
     send = f"""mbarrier.arrive.expect_tx.shared.b64 _, [%r1], 4;
     st.async.shared::cluster.mbarrier::complete_tx::bytes.u32 [%r1+{DATA}], 7, [%r1];"""
     read = f"ld.shared.b32 %r9, [%r1+{DATA}];\n@%p0 st.global.b32 [%rd2], %r9;\n"
@@ -367,7 +367,7 @@ TEST = "mbarrier.test_wait.parity.shared.b64 %p5, [%r1], 0;\nselp.u32 %r10, 1, 0
     ids=["own arrival", "arrival behind a barrier", "own wait", "copy", "nothing"],
 )
 def test_a_test_is_true_where_its_warp_knows_the_phase(between, answers):
-    """Elsewhere it answers false once."""
+    """Before that, the test returns false once."""
     body = init(1) + between + TEST + "mad.wide.u32 %rd10, %r0, 4, %rd2;\nst.global.b32 [%rd10], %r10;\n"
     out = run(body + (in_thread(0, "mbarrier.arrive.shared.b64 _, [%r1];") if not between else "") + wait(0))
     assert (out[0], out[32]) == answers
@@ -525,7 +525,7 @@ def test_reports_are_deduplicated_and_complete():
 
 
 def test_a_report_has_one_entry_for_a_pair_of_source_lines():
-    """An unrolled loop makes many hazards of one mistake, and every CTA leaves its own tensor memory behind."""
+    """An unrolled loop makes many hazards of one mistake, and every CTA leaves its own tensor memory allocated."""
     body = handover("") + handover("").replace("AFTER", "NEXT")
     body = body.replace("st.shared", ".loc 1 40 0\nst.shared").replace("ld.shared", ".loc 1 48 0\nld.shared")
     ptx = small.kernel(body).replace(".visible", '.file 1 "load.py"\n.visible', 1)
@@ -541,7 +541,7 @@ def test_a_report_has_one_entry_for_a_pair_of_source_lines():
 
 
 def test_findings_of_one_cause_are_one():
-    """Three lines read what one store wrote: one finding, which names the lines of all."""
+    """Three lines read the data of one store: the report is one finding that names all lines."""
     body = handover("").replace("st.shared", ".loc 1 40 0\nst.shared")
     start = body.index("ld.shared")
     line = body[start : body.index(";", start) + 1]
@@ -597,7 +597,7 @@ bar.sync 0;
 
 
 def test_a_load_that_begins_in_a_read_only_tensor():
-    """Lane 0 reads the source, which lies below the output; lane 1 the output that warp 0 writes."""
+    """Lane 0 reads the source, which is below the output in memory; lane 1 reads the output that warp 0 writes."""
     both = np.zeros(64, np.uint32)
     source, out = both[:32], both[32:]
     source.flags.writeable = False
@@ -617,7 +617,7 @@ def test_a_load_that_begins_in_a_read_only_tensor():
 
 
 def test_clusters_that_run_side_by_side():
-    """Each CTA waits for its right neighbour's flag and reads what that one wrote."""
+    """Each CTA waits for its right neighbour's flag and reads that neighbour's data."""
     assert_clean(
         NEIGHBOUR.format(poll="ld.acquire.gpu.global.b32 %r10, [%rd10+4];"), grid=4, cooperative=True
     )

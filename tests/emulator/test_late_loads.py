@@ -1,4 +1,4 @@
-"""record.late_loads: loads that machine code has behind mma.sync, and waits that it has earlier, are recorded there."""
+"""record.late_loads: loads that machine code moves after mma.sync, and waits that it moves forward, are recorded there."""
 
 from dataclasses import replace
 
@@ -23,7 +23,7 @@ KEPT, READ_ONCE = PlacedLoad(4, True, 0), PlacedLoad(8, False, 0)
 
 
 def order(body: str, *loads: PlacedLoad, products: int = 3, arch: str = "sm_90a") -> list[tuple]:
-    """Loads by number, waits for them, and products, as the only warp has them."""
+    """Returns the order in which the only warp has loads by number, waits for them, and products."""
     made = MachineCode(32, Stretch(100, 200, products), loads=loads, products=products)
     operands = (np.zeros(1024, np.uint8), np.zeros(1024, np.uint8))
     trace = record_ptx(132, small.kernel(body, arch), args=operands, smem_bytes=4096, machine_code=made)
@@ -88,7 +88,7 @@ def test_loads_of_a_scoreboard_are_waited_for_together_and_not_before_they_begin
 
 
 def machine_words(*instructions: tuple[int, int, int]) -> list[tuple[int, int]]:
-    """Of (low word, scoreboard that counts the result, scoreboards that are waited for)."""
+    """Instructions from (low word, scoreboard that the result raises, mask of scoreboards to wait for)."""
     return [(low, counts << 46 | waits << 52 | 1 << 41 | 6 << 9) for low, counts, waits in instructions]
 
 
@@ -96,13 +96,13 @@ LOAD, MULTIPLY, OTHER, NONE = 0x981, 0x23C, 0x210, 7
 
 
 def branch_back(instructions: int) -> int:
-    """To so many instructions before the one behind the branch."""
+    """Low word of a branch back by ``instructions``, counted from the instruction after the branch."""
     far, near = divmod(-16 * instructions, 1024)
     return 0x947 | near // 4 << 16 | (far % (1 << 30)) << 34
 
 
 def branch(instructions: int) -> tuple[int, int]:
-    """Its words."""
+    """Both words of that branch."""
     return branch_back(instructions), 0x3FFFF | NONE << 46 | 1 << 41
 
 
@@ -121,7 +121,7 @@ def test_machine_code_says_where_a_loop_waits_for_its_loads():
 
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
 def test_loops_of_a_kernel_lie_in_its_text(arch):
-    """Before sm_90 a branch's distance is one number; from there on its low bits stand apart."""
+    """Before sm_90 a branch's distance is one field; later, its low bits are in a separate field."""
     kernel = get_kernel(W4A16Key(arch, torch.bfloat16, torch.bfloat16, True, 8))
     (made,) = read_machine_code(kernel.cubin).values()
     assert made.products > 0 and made.main.products == made.products

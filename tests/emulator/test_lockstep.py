@@ -1,4 +1,4 @@
-"""Warps in lockstep give the bits and the counts of warps that run one by one, for every instruction that lanes execute alone."""
+"""Warps in lockstep have the same results and counts as warps that run one by one, for every instruction of single lanes."""
 
 import re
 
@@ -11,7 +11,8 @@ from nvfp4_cute.errors import EmulatorError
 
 CTAS, THREADS = 3, 128
 
-# Destination type, then the instruction; operands: %a, %b of lanes or uniform, types by letter: r, f, d, h, l (64 bits), p.
+# Destination type, then the instruction. Operands are %a and %b, per lane or uniform, with types by letter: r, f, d, h,
+# l (64 bits), p.
 FORMS = """
 r add.s32 r r|r sub.u32 r r|r mul.lo.s32 r r|r mul.hi.u32 r r|l mul.wide.s32 r r|r mad.lo.u32 r r r|r min.s32 r r|r max.u32 r r
 r and.b32 r r|r or.b32 r r|r xor.b32 r r|r not.b32 r|r shl.b32 r r|r shr.s32 r r|r shr.u32 r r|r neg.s32 r|r abs.s32 r
@@ -75,7 +76,7 @@ def kernel(body: str, stride: int) -> str:
 
 
 def words() -> np.ndarray:
-    """Bit patterns, with every special value among the floats."""
+    """Bit patterns, with every special float value."""
     data = np.random.default_rng(1).integers(0, 1 << 32, (CTAS * THREADS, WORDS), np.uint32)
     floats = np.random.default_rng(2).normal(0, 5, (CTAS * THREADS, 3)).astype(np.float32)
     floats[::7, 0], floats[::11, 1], floats[3::13, 2] = np.nan, -0.0, np.inf
@@ -85,7 +86,7 @@ def words() -> np.ndarray:
 
 
 def counting(patch, owner, name: str) -> list[int]:
-    """Have every call of a method counted."""
+    """Counts the calls of a method."""
     calls, original = [], getattr(owner, name)
 
     def count(*args):
@@ -97,7 +98,7 @@ def counting(patch, owner, name: str) -> list[int]:
 
 
 def both(monkeypatch, ptx: str, nbytes: int):
-    """Outputs, counts, and how often warps ran one by one: without lockstep, and in it."""
+    """Returns outputs, counts, and how often warps ran one by one, without and with lockstep."""
     results = []
     for together in (False, True):
         with monkeypatch.context() as patch:
@@ -113,7 +114,7 @@ def both(monkeypatch, ptx: str, nbytes: int):
 
 @pytest.mark.parametrize("operands", SOURCES)
 def test_forms(monkeypatch, operands):
-    """All forms in one kernel each: bits and counts agree, and no warp ran by itself."""
+    """One kernel per form: results and counts agree, and no warp ran by itself."""
     forms = [form.split() for form in FORMS.split("|") if form]
     lines = []
     for dest, name, *kinds in forms:
@@ -136,7 +137,7 @@ def test_forms(monkeypatch, operands):
 
 
 def test_ways_that_differ(monkeypatch):
-    """A branch that whole warps take, one that lanes take, a loop whose length differs, and stores to one place."""
+    """Branches of whole warps, branches of single lanes, a loop with different trip counts, and stores to one address."""
     body = """
 st.global.b32 [%rd2], %r1;
 shr.u32 %r10, %r23, 5;
@@ -190,7 +191,7 @@ st.global.b32 [%rd8], %r1;
 
 
 def test_lanes_that_differ(monkeypatch):
-    """Lanes of a warp leave early, go to three places of a table and meet again; no warp runs by itself."""
+    """Lanes of a warp exit early, take three targets of a table and join again; no warp runs by itself."""
     body = "TARGETS: .branchtargets ONE, TWO, THREE, TWO;\n" + DIVERGED
     one, together = both(monkeypatch, kernel(body, 4), CTAS * THREADS * 4)
     assert one[:2] == together[:2]
@@ -198,7 +199,7 @@ def test_lanes_that_differ(monkeypatch):
 
 
 def test_a_vote_that_waits_for_lanes(monkeypatch):
-    """Some lanes wait at a vote for the others, which come back to it: their warps go on by themselves."""
+    """Some lanes wait at a vote for others, which reach it later, so their warps leave the lockstep."""
     body = "@!%p1 bra LATER;\nVOTE:\nvote.sync.ballot.b32 %r2, %p1, -1;\nadd.u32 %r1, %r1, %r2;\nbra END;\n"
     body += "LATER:\nadd.u32 %r1, %r1, 7;\nbra VOTE;\nEND:\nst.global.b32 [%rd8], %r1;"
     one, together = both(monkeypatch, kernel(body, 4), CTAS * THREADS * 4)
@@ -235,7 +236,7 @@ ADDRESS = re.compile("0x[0-9a-f]+")
 
 @pytest.mark.parametrize("what", CHECKED)
 def test_checked(monkeypatch, what):
-    """Findings, bits and counts are those of warps that run one by one."""
+    """Findings, results and counts equal those of warps that run one by one."""
     body, clean = CHECKED[what]
     results = []
     for together in (False, True):

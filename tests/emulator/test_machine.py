@@ -1,4 +1,4 @@
-"""Scheduling, hangs, runaways, launch geometry, divergence bookkeeping, and the shape of error messages."""
+"""Scheduling, hangs, runaways, launch geometry, divergence, and the form of error messages."""
 
 import numpy as np
 import pytest
@@ -68,7 +68,7 @@ bar.sync 0; mul.wide.u32 %rd1, %r50, 4; add.s64 %rd2, %rd0, %rd1; st.global.b32 
 
 @pytest.mark.parametrize("turns", [2, 5, 6])
 def test_warps_that_wait_for_each_phase_see_each_phase(ptx_kernel, turns: int) -> None:
-    """One warp completes phases that nobody holds up; the others are in time, as on a GPU they mostly are."""
+    """One warp completes phases without waiting for the others, which see every phase, as they mostly do on a GPU."""
     out = np.zeros(128, np.uint32)
     run_ptx(ptx_kernel(PHASES.replace("TURNS", str(turns)), module=MODULE), None, 1, 128, [out])
     assert out.tolist() == [turns] * 128
@@ -104,12 +104,12 @@ def test_a_missed_phase_is_told(ptx_kernel) -> None:
 def test_a_loop_that_nobody_ends_is_a_hang(ptx_kernel, loop: str) -> None:
     with pytest.raises(EmulatorError, match="hangs") as caught:
         run_ptx(ptx_kernel(f"{PROLOGUE} st.shared.b32 [%r53], 0; {loop}", 0, module=MODULE), None, 1, 1)
-    assert "spinning" in str(caught.value)  # and not only the limit of instructions
+    assert "spinning" in str(caught.value)  # and not only the instruction limit
 
 
 @pytest.mark.parametrize("kind", ["ld.volatile.shared", "ld.shared"])
 def test_a_polled_flag_ends_the_loop(ptx_kernel, kind: str) -> None:
-    """Warp 1 sets the flag long after warp 0 began to poll it."""
+    """Warp 1 sets the flag long after warp 0 has started to poll it."""
     out = np.zeros(64, np.uint32)
     body = f"""{PROLOGUE}
     setp.eq.u32 %p2, %r50, 0; @%p2 st.shared.b32 [%r53], 0; bar.sync 0;
@@ -123,7 +123,7 @@ def test_a_polled_flag_ends_the_loop(ptx_kernel, kind: str) -> None:
 
 @pytest.mark.parametrize("pause", ["", "nanosleep.u32 20;"])
 def test_a_cta_that_another_one_waits_for_gets_its_turn(ptx_kernel, pause: str) -> None:
-    """CTA 0 polls, with a pause between its looks, what CTA 1 writes, which runs beside it only once it is seen to spin."""
+    """CTA 0 polls a word, with or without pauses. CTA 1, which writes it, starts only after CTA 0 is seen to poll."""
     words = np.zeros(2, np.uint32)
     body = f"""mov.u32 %r50, %ctaid.x; setp.ne.u32 %p1, %r50, 0; @%p1 bra WRITE;
     POLL: ld.relaxed.gpu.global.b32 %r1, [%rd0]; setp.ne.u32 %p2, %r1, 0; @%p2 bra SEEN; {pause} bra POLL;
@@ -150,7 +150,7 @@ def test_runaway_is_stopped(ptx_kernel) -> None:
 
 
 def test_one_group_waits_while_the_other_lets_it_go(ptx_kernel) -> None:
-    """Lane 0 waits for a barrier on which the other lanes of its own warp arrive afterwards."""
+    """Lane 0 waits for a barrier on which the other lanes of its warp arrive later."""
     out = np.zeros(32, np.uint32)
     body = f"""{PROLOGUE}
     setp.ne.u32 %p1, %r50, 0; @!%p1 mbarrier.init.shared.b64 [%r52], 31;
@@ -178,7 +178,7 @@ def test_diverged_hang_lists_the_groups(ptx_kernel) -> None:
 
 
 def test_values_of_one_lane_stay_scalars(ptx_kernel) -> None:
-    """An elected lane overwrites registers that no waiting lane reads, so they do not become arrays."""
+    """An elected lane overwrites registers that no waiting lane reads, so they remain scalars."""
     program = parse(
         ptx_kernel(
             """
@@ -245,7 +245,7 @@ ret;
 
 
 def test_clusters_that_wait_for_later_ones_run_beside_them() -> None:
-    """Every CTA waits for its right neighbour, which only runs because the waiting ones leave it room."""
+    """Every CTA waits for its right neighbour, which gets a place on an SM although the waiting ones still run."""
     out = np.zeros(5, np.uint32)
     run_ptx(GRID_FLAG, None, 5, 1, [out], sm_count=2)
     assert out.tolist() == [1] * 5
@@ -255,7 +255,7 @@ def test_clusters_that_wait_for_later_ones_run_beside_them() -> None:
 
 
 def test_lanes_that_poll_let_the_rest_of_their_warp_go_on(ptx_kernel) -> None:
-    """Lane 0 polls a flag that lane 1 sets after it has passed the loop; the loop comes first in the code."""
+    """Lane 0 polls a flag that lane 1 sets after the loop, which comes first in the code."""
     body = f"""{PROLOGUE} st.shared.b32 [%r53], 0;
     setp.ne.u32 %p1, %r50, 0; @%p1 bra REST;
     POLL: ld.volatile.shared.b32 %r1, [%r53]; setp.eq.u32 %p2, %r1, 0; @%p2 bra POLL;

@@ -12,9 +12,9 @@ HEAD = ".version 8.8\n.target sm_120a\n.address_size 64\n.extern .shared .align 
 
 
 def shared_kernel(instruction: str, loads: int, stores: int) -> str:
-    """A warp whose lane i addresses row (5*i) % 32 of 16 bytes in %r1; shared memory comes from and goes to `image`.
+    """A warp whose lane i addresses row (5*i) % 32 of 16 bytes in %r1. Shared memory is copied from `image` and back.
 
-    Registers %x0.. are read from `words` (uint32 (loads, 32)) before, and %x0.. written to it (stores) after.
+    Registers %x0.. are loaded from `words` (uint32 (loads, 32)) before the instruction, and stored there after it.
     """
     lines = [
         "mov.u32 %r0, %tid.x;",
@@ -41,7 +41,7 @@ def shared_kernel(instruction: str, loads: int, stores: int) -> str:
 
 
 def run(instruction: str, loads: int, stores: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Shared memory (32 rows, 16) and registers (4, 32), each before and after."""
+    """Shared memory (32 rows, 16) and registers (4, 32), each before and after the instruction."""
     rng = np.random.default_rng(0)
     image = rng.integers(0, 256, (ROWS, 16), np.uint8)
     words = rng.integers(0, 1 << 32, (4, 32), np.uint32)
@@ -55,7 +55,7 @@ def row_of(lane: int) -> int:
 
 
 def element(row: np.ndarray, i: int, stored: str) -> int:
-    """Element i of a 16-byte row, from its bits."""
+    """Extracts element i of a 16-byte row from its bits."""
     width = {"b8": 8, "b8x16.b4x16_p64": 4, "b8x16.b6x16_p32": 6}[stored]
     return int.from_bytes(row.tobytes(), "little") >> width * i & (1 << width) - 1
 

@@ -1,4 +1,4 @@
-"""Global, shared, local, and tensor memory: instructions and bounds."""
+"""Instructions on global, shared, local and tensor memory, and their bounds."""
 
 import numpy as np
 import pytest
@@ -14,7 +14,7 @@ LANE = "mov.u32 %r50, %tid.x;"
 
 
 def aligned(nbytes: int) -> np.ndarray:
-    """Zeroed bytes at an address that suits every access width."""
+    """Zeroed bytes at an address that is aligned for every access width."""
     raw = np.zeros(nbytes + 64, np.uint8)
     return raw[-raw.ctypes.data % 64 :][:nbytes]
 
@@ -96,7 +96,7 @@ def test_shared_symbols_start_at_1024_and_carry_the_rank(ptx_kernel) -> None:
 
 
 def test_distributed_shared_memory(ptx_kernel) -> None:
-    """Every lane stores into the CTA whose rank is its parity; then both CTAs report."""
+    """Every lane stores to the CTA whose rank is the lane's parity; then both CTAs copy their memory out."""
     out = np.zeros((2, 32), np.uint32)
     body = f"""
     {LANE} mov.u32 %r1, %cluster_ctarank; and.b32 %r2, %r50, 1;
@@ -293,7 +293,7 @@ def test_unregistered_memory_is_trusted_until_a_range_is_registered() -> None:
 
 @pytest.mark.parametrize("machine, bits", [("x86_64", 47), ("AMD64", 47), ("aarch64", 52), ("arm64", 52)])
 def test_user_addresses_end_where_the_processor_ends_them(machine, bits, monkeypatch) -> None:
-    """64-bit Arm gives processes addresses above 2**47, up to 2**52 with some kernels. Nothing is read here."""
+    """64-bit Arm gives processes addresses above 2**47, up to 2**52 with some kernels. The test reads no memory there."""
     end = user_address_end(machine)
     assert end == 1 << bits
     monkeypatch.setattr(memory_module, "USER_END", end)
@@ -310,7 +310,7 @@ def test_user_addresses_end_where_the_processor_ends_them(machine, bits, monkeyp
 
 
 class Later:
-    """Work put off that writes a number to its columns."""
+    """Deferred work that writes a number to its columns."""
 
     def __init__(self, tmem, first, last, value):
         self.tmem, self.first, self.last, self.value = tmem, first, last, value
@@ -321,7 +321,7 @@ class Later:
 
 @pytest.mark.parametrize("seed", range(4))
 def test_what_was_put_off_is_done_when_somebody_looks(seed) -> None:
-    """Products and copies of scale factors, put off in any order on columns that overlap, are as if done at once."""
+    """Deferred products and copies to overlapping columns give the same results as immediate ones, in any order."""
     rng, tmem = np.random.default_rng(seed), TensorMemory()
     want = tmem.words.copy()
     kept = 0
@@ -362,7 +362,7 @@ def test_lanes_of_an_unaligned_range() -> None:
     memory = GlobalMemory()
     memory.add_range("odd", start, 100)
     addresses = np.array([start + 12, start + 28], np.uint64)
-    for _ in range(2):  # the second call takes the remembered range
+    for _ in range(2):  # the second call uses the cached range
         view, index = memory.lanes(addresses, 8, False)
         first = int(addresses[0]) - raw.ctypes.data
         assert view[index].view(np.uint8)[:8].tolist() == list(range(first, first + 8))
@@ -389,7 +389,7 @@ def test_tensor_memory_object() -> None:
     with pytest.raises(EmulatorError, match="live allocations are"):
         tmem.dealloc(0, 64)
     tmem.dealloc(0, 128)
-    tmem.dealloc(0, 128)  # again
+    tmem.dealloc(0, 128)  # a second time
     assert tmem.alloc(32) == 0
     with pytest.raises(EmulatorError, match="live allocations are"):
         tmem.dealloc(0, 128)
@@ -401,7 +401,7 @@ def test_tensor_memory_object() -> None:
 
 
 def test_lanes_of_one_access_may_lie_in_several_tensors(ptx_kernel) -> None:
-    """Odd lanes copy within the second pair of arrays; a lane outside both is still an error."""
+    """Odd lanes copy within the second pair of arrays. A lane outside both is still an error."""
     buffer = np.arange(256, dtype=np.uint32)
     sources, outs = (buffer[:32], buffer[64:96]), (buffer[128:160], buffer[192:224])
     for array in outs:

@@ -18,7 +18,7 @@ ONES = np.ones((64 + 8) * 16, np.float16)
 
 
 def released_by_one_warp(*, wait_before=True):
-    """Warp 3 dawdles before it multiplies; warp 0 alone waits, and releases the operands, which are loaded again."""
+    """Warp 3 delays its product. Warp 0 alone waits and releases the operands, which are then loaded again."""
     a, b = (DATA + 1024 + at >> 4 | 128 >> 4 << 16 | 256 >> 4 << 32 for at in (0, 64 * 32))
     late = in_warp(
         3, "mov.u32 %r9, 0;\nLATE:\nadd.u32 %r9, %r9, 1;\nsetp.lt.u32 %p5, %r9, 300;\n@%p5 bra LATE;"
@@ -46,7 +46,7 @@ AWAITED = "wgmma.wait_group.sync.aligned 0;\n"
 
 
 def accumulated(behind, *, before="", awaited=True):
-    """Products in a loop long enough for fused runs, touched `before` and `behind` the wait, which the last trip may lack."""
+    """Products in a loop long enough for fused runs, with accesses `before` and `behind` the wait, which the last trip may omit."""
     b = DATA + 1024 + 64 * 32 >> 4 | 128 >> 4 << 16 | 256 >> 4 << 32
     fill = "".join(f"mov.b32 %v{i}, 0;\n" for i in range(8))
     product = PRODUCT.format(d=ACCUMULATORS, a="%rd20", more=", 0")
@@ -103,7 +103,7 @@ def test_a_wait_of_one_warp_is_one_for_its_warpgroup():
 
 # ---- tensor memory -------------------------------------------------------------------------------------------------------
 def multiply(*, wait_full, columns=64):
-    """Thread 0 loads operands and multiplies; the warps read the accumulator."""
+    """Thread 0 loads operands and multiplies, and the warps read the accumulator."""
     produce = load(OPERANDS.nbytes) + wait(0) + small.mma() + commit(8)
     body = init(1, 1) + small.alloc(columns) + in_thread(0, produce) + wait_full + small.read_tmem()
     return body + small.save_registers() + "bar.sync 0;\n" + small.dealloc(columns)
@@ -114,7 +114,7 @@ TMEM = {"src": OPERANDS, "block": 128}
 
 @pytest.mark.parametrize(("copy", "severity"), [("cp.async", "warning"), ("st.shared", "error")])
 def test_operands_that_ordinary_instructions_wrote_need_a_fence(copy, severity):
-    """Public kernels for Blackwell multiply what cp.async brought without a proxy fence, and run: a warning by its definition."""
+    """Public Blackwell kernels multiply cp.async data without a proxy fence and work, so this is only a warning."""
     if copy == "cp.async":
         one = f"cp.async.ca.shared.global [%r9+{DATA}], [%rd5], 16;\n"
         done = "cp.async.mbarrier.arrive.noinc.shared.b64 [%r1];\n"
@@ -163,7 +163,7 @@ def test_operands_before_they_are_loaded():
 
 
 def test_stage_released_before_its_multiply():
-    """The empty barrier is signalled by an ordinary arrival instead of the commit."""
+    """An ordinary arrival signals the empty barrier instead of the commit."""
     produce = load(OPERANDS.nbytes) + wait(0) + small.mma() + "{release}" + wait(16)
     again = load(OPERANDS.nbytes) + wait(0, 1)
     body = (
@@ -184,7 +184,7 @@ def test_stage_released_before_its_multiply():
 
 
 def accumulator_reuse(wait_ld, early):
-    """A second multiply overwrites the accumulator after the readers arrived on the barrier at smem+16."""
+    """A second product overwrites the accumulator after the readers arrived on the barrier at smem+16."""
     first = load(OPERANDS.nbytes) + wait(0) + small.mma() + commit(8)
     release = "@%p1 mbarrier.arrive.shared.b64 _, [%r1+16];\n"
     read = small.read_tmem(wait_ld=False)
@@ -211,7 +211,7 @@ def test_accumulator_released_too_early(wait_ld, early):
 
 @pytest.mark.parametrize("trials", [fused.TRIALS, 0], ids=["step by step", "as one function"])
 def test_a_use_of_the_registers_does_not_release_what_was_read(monkeypatch, trials):
-    """The values are there, so the data is right in every mode; what orders the memory access is tcgen05.wait::ld."""
+    """The values are there, so results are right in every mode, but only tcgen05.wait::ld orders the memory access."""
     monkeypatch.setattr(fused, "TRIALS", trials)
     release = "@%p1 mbarrier.arrive.shared.b64 _, [%r1+16];\n"
     body = accumulator_reuse(False, False).replace(release, "")
@@ -226,7 +226,7 @@ def test_a_use_of_the_registers_does_not_release_what_was_read(monkeypatch, tria
 
 
 def test_a_use_of_the_registers_is_enough_before_the_end():
-    """Freed by a warp that knows of the uses alone: a note. The CTA's exit needs no more than the uses."""
+    """A warp that knows only of the uses frees the columns: a note. The exit of the CTA requires no more than the uses."""
     body = multiply(wait_full=wait(8)).replace("tcgen05.wait::ld.sync.aligned;", "")
 
     def remark(text, mode="eager"):
@@ -235,7 +235,7 @@ def test_a_use_of_the_registers_is_enough_before_the_end():
         return severity
 
     assert [remark(body, mode) for mode in MODES] == ["note"] * 3
-    # Registers that only some lanes use: a warning.
+    # Only some lanes use the registers: a warning.
     some = "setp.lt.u32 %p9, %r8, 7;\n@!%p9 bra FEW;\n" + small.save_registers() + "FEW:\n"
     assert remark(body.replace(small.save_registers(), some)) == "warning"
 
@@ -288,7 +288,7 @@ def test_outside_the_allocation_and_the_quadrant():
 
 
 def test_tensor_memory_is_not_freed_after_a_wait_for_the_wrong_parity():
-    """The warp that frees waits for parity 1 while phase 0 may be open, as a split-K GEMM of FlashInfer did."""
+    """The freeing warp waits for parity 1 while phase 0 may be open, as in a split-K GEMM of FlashInfer."""
     arrive = in_warp(0, "mbarrier.arrive.shared.b64 _, [%r1+16];").replace("setp.ne", "setp.eq")
     free = in_warp(0, LATE + wait(16, 1)).rstrip() + "\n" + small.dealloc(64)
     body = multiply(wait_full=wait(8) + arrive).replace(init(1, 1), init(1, 1, 96))

@@ -1,4 +1,4 @@
-"""mma.sync in one-instruction kernels, against the rational model and the ISA's fragment tables."""
+"""mma.sync in one-instruction kernels, compared with the rational model and the ISA's fragment tables."""
 
 import matrix_kernels as kernels
 import matrix_model as model
@@ -28,7 +28,7 @@ def instruction(kind: str, k: int, a: str, b: str, d: str, tail: str = "") -> st
 def run(
     opcode: str, counts: dict[str, int], fragments: dict[str, np.ndarray], operands: str = "", extra: str = ""
 ):
-    """D's registers, uint32 (registers, 32)."""
+    """Returns D's registers, uint32 (registers, 32)."""
     for name, words in fragments.items():
         assert words.shape == (counts[name], 32)
     out = np.full((counts["d"], 32), 0xDEADBEEF, np.uint32)
@@ -84,7 +84,7 @@ LEGAL_BYTES = {1: (0, 1, 2, 3), 2: (0, 2), 4: (0,)}
 
 
 def scale_registers(rng, sfa, sfb, selectors):
-    """Scale words that hold the given scales where the selectors point, noise elsewhere."""
+    """Scale words with the given scales at the selected places and noise elsewhere."""
     byte_a, thread_a, byte_b, thread_b = selectors
     words_a, words_b = rng.integers(0, 256, (2, 32, 4), np.uint8)
     count = sfa.shape[1]

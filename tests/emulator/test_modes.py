@@ -1,4 +1,4 @@
-"""Modes: correct kernels give one result in all of them; kernels that forget to wait are exposed."""
+"""Modes: correct kernels give the same result in all modes; a kernel with a missing wait gives a different one in some."""
 
 import numpy as np
 import pytest
@@ -36,7 +36,7 @@ def test_an_unwaited_load_is_late():
 
 
 def test_loads_of_one_thread_overtake_each_other():
-    """Two loads signal barriers of their own; the word that both write shows which one was last."""
+    """Two loads signal separate barriers. The word that both write shows which one came last."""
     twice = "".join(
         f"""mbarrier.arrive.expect_tx.shared.b64 _, [%r1+{8 * i}], 16;
         cp.async.bulk.shared::cta.global.mbarrier::complete_tx::bytes [%r1+{DATA}], [%rd1+{16 * i}], 16, [%r1+{8 * i}];
@@ -75,7 +75,7 @@ def test_a_bulk_store_that_nobody_waits_for_reads_late(wait):
 
 @pytest.mark.parametrize(("wait", "late"), [("wait_group", False), ("wait_group.read", True)])
 def test_a_bulk_store_writes_before_wait_group_returns(wait, late):
-    """The thread reads its own output back: visible after wait_group, but not after wait_group.read."""
+    """The thread reads its own output, which is visible after wait_group, but not after wait_group.read."""
     body = (
         STORE.format(wait=f"@%p0 cp.async.bulk.{wait} 0;")
         + "mad.wide.u32 %rd10, %r0, 4, %rd2;\nld.global.b32 %r11, [%rd10];\nst.global.b32 [%rd10+128], %r11;"
@@ -157,7 +157,7 @@ def test_tensor_memory_stores_land_at_their_wait(waited):
 
 @pytest.mark.parametrize("mode", ALL)
 def test_registers_of_a_load_travel_through_moves(mode):
-    """Compilers pack registers before tcgen05.wait::ld; using one afterwards gives the loaded value."""
+    """Compilers move registers before tcgen05.wait::ld; a use after the wait gets the loaded value."""
     body = SETUP + small.in_thread(0, MULTIPLY) + small.wait(8) + small.read_tmem(wait_ld=False)
     body += "mov.b64 %rd20, {%v1, %v2};\nmov.b32 %v20, %v3;\n"
     body += "mov.b64 {%v21, %v22}, %rd20;\ntcgen05.wait::ld.sync.aligned;\nadd.f32 %v23, %v22, %v20;\n"
@@ -170,7 +170,7 @@ def test_registers_of_a_load_travel_through_moves(mode):
 
 # ---- wgmma --------------------------------------------------------------------------------------------------------
 def wgmma(waits: str) -> str:
-    """Two chained products of ones, D = 32; B lies behind A."""
+    """Two chained products of ones with D = 32. B follows A in memory."""
     a = DATA + 1024 >> 4 | 128 >> 4 << 16 | 256 >> 4 << 32
     b = DATA + 1024 + 64 * 32 >> 4 | 128 >> 4 << 16 | 256 >> 4 << 32
     registers = ", ".join(f"%v{i}" for i in range(4))
@@ -209,7 +209,7 @@ def test_wgmma_accumulators_are_not_there_before_the_wait(waits):
 
 # ---- the modes themselves -----------------------------------------------------------------------------------------
 def test_a_random_execution_is_repeatable():
-    """Warps append their numbers to a list in the order that the scheduler lets them."""
+    """Warps append their indices to a list in the order in which the scheduler runs them."""
     body = "mov.u32 %r3, 0;\nLOOP:\n@!%p1 bra NEXT;\natom.global.add.u32 %r4, [%rd1], 1;\n"
     body += "mad.wide.u32 %rd10, %r4, 4, %rd2;\nst.global.b32 [%rd10], %r7;\nNEXT:\nbar.warp.sync -1;\n"
     body += "add.u32 %r3, %r3, 1;\nsetp.lt.u32 %p3, %r3, 8;\n@%p3 bra LOOP;"

@@ -1,4 +1,4 @@
-"""The matrix arithmetic against a scalar model in exact rationals, written from the rounding rules alone."""
+"""The matrix arithmetic compared with a scalar model in exact rationals, which follows only the rounding rules."""
 
 from fractions import Fraction
 
@@ -117,7 +117,7 @@ def random_f32(rng, shape, lo, hi):
 @pytest.mark.parametrize("seed", range(6))
 @pytest.mark.parametrize("scale_type,blocks", [("ue4m3", 4), ("ue8m0", 4), ("ue8m0", 2)])
 def test_random_bytes_match_the_model(seed, scale_type, blocks):
-    """Every scale byte, NaN included, against accumulators from far below to far above the products."""
+    """Every scale byte including NaN, with accumulators from far below to far above the products."""
     rng = np.random.default_rng(seed)
     a, b = random_codes(rng, 6), random_codes(rng, 6, 0.5)
     sfa, sfb = rng.integers(0, 256, (2, 6, blocks), dtype=np.uint8)
@@ -129,7 +129,7 @@ def test_random_bytes_match_the_model(seed, scale_type, blocks):
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("scale_type,blocks", [("ue4m3", 6), ("ue8m0", 6), ("ue8m0", 3)])
 def test_96_elements_match_the_model(seed, scale_type, blocks):
-    """Scales of any size (the general path) and of similar size (the short ones)."""
+    """Scales of any size, which need the general path, and of similar size, for the short paths."""
     rng = np.random.default_rng(seed)
     a, b = random_codes(rng, 5, k=96), random_codes(rng, 7, 0.5, k=96)
     low, high = (0, 256) if seed % 2 else (0x38, 0x40) if scale_type == "ue4m3" else (126, 129)
@@ -139,7 +139,7 @@ def test_96_elements_match_the_model(seed, scale_type, blocks):
 
 
 def test_every_pair_of_e4m3_scales():
-    """All 256 x 256 pairs of scale bytes in one term against the model's arithmetic on the same element."""
+    """All 256 x 256 pairs of scale bytes in one term, compared with the model."""
     a = np.zeros((256, 32), np.uint8)
     a[:, 0] = 0x07  # one element: 6
     sfa = np.full((256, 4), 0x38, np.uint8)
@@ -153,7 +153,7 @@ def test_every_pair_of_e4m3_scales():
 
 
 def element(code_pairs, scale_a, scale_b, c, scale_type="ue4m3"):
-    """One element, checked against the model; code_pairs: {k: (a code, b code)}."""
+    """One element, compared with the model. code_pairs: {k: (a code, b code)}."""
     a, b = np.zeros((2, 1, 64), np.uint8)
     for k, (x, y) in code_pairs.items():
         a[0, k], b[0, k] = x, y
@@ -177,7 +177,7 @@ def test_zero_dot_product_carries_its_scale_exponent():
 
 
 def test_zero_scales_on_nonzero_data():
-    """Every scale of one operand, or of both, is zero: D = C, +0 for -0, whatever the other operand holds."""
+    """Every scale of one or both operands is zero: D = C, with +0 for -0, for any values of the other operand."""
     rng = np.random.default_rng(12)
     a, b = random_codes(rng, 6), random_codes(rng, 5)
     zero, other = np.zeros((6, 4), np.uint8), rng.integers(1, 127, (5, 4)).astype(np.uint8)
@@ -200,7 +200,7 @@ def test_corners():
         {0: (ONE, ONE)}, [0, 0, 0, 0], [0, 0, 0, 0], 1e-45, "ue8m0"
     )  # 2**-254 and a subnormal accumulator
     element({0: (SIX, SIX)}, [255, 0, 0, 0], [0, 0, 0, 0], 1.0, "ue8m0")
-    assert np.isinf(element({0: (SIX, SIX)}, [254] * 4, [254] * 4, 1.0, "ue8m0"))  # overflow
+    assert np.isinf(element({0: (SIX, SIX)}, [254] * 4, [254] * 4, 1.0, "ue8m0"))  # overflows
     element({0: (SIX, SIX)}, [127 + 60] * 4, [127 + 61] * 4, 3e38, "ue8m0")
     assert (
         element({}, [220] * 4, [220] * 4, 2.0**-126, "ue8m0") == 0
@@ -223,7 +223,7 @@ def test_infinite_and_nan_accumulators_stay_in_their_element():
 
 
 def exact_case(rng):
-    """Scales 1, 2 or narrow e4m3 ranges, sparse values: what every path can do."""
+    """Scales 1, 2 or narrow e4m3 ranges with sparse values, which every path supports."""
     rows, columns = int(rng.integers(1, 9)), int(rng.integers(1, 9))
     low = int(rng.integers(0x28, 0x40))
     draw = lambda n: rng.integers(low, low + 12, (n, 4)).astype(np.uint8)
@@ -242,7 +242,7 @@ def operands(a, b, sfa, sfb, c):
 
 
 def test_all_paths_give_the_same_bits():
-    """Thousands of cases in which the fast paths apply, and they do apply."""
+    """Thousands of cases, of which enough take the fast paths."""
     rng = np.random.default_rng(2)
     taken32 = taken64 = 0
     for _ in range(2500):
@@ -257,7 +257,7 @@ def test_all_paths_give_the_same_bits():
 
 
 def test_fast_paths_refuse_what_they_cannot_do():
-    """Wide scales and odd accumulators: a fast path may answer only with the general path's bits."""
+    """Wide scales and odd accumulators: a fast path may refuse them or return the general path's bits."""
     rng = np.random.default_rng(3)
     refused32 = refused64 = taken64 = 0
     for trial in range(1500):
@@ -279,7 +279,7 @@ def test_fast_paths_refuse_what_they_cannot_do():
 @pytest.mark.parametrize("columns", [8, 32, 40, 64, 136, 256])
 @pytest.mark.parametrize("path", ["_sum_float32", "_sum_float64", "_sum_general"])
 def test_full_tiles(columns, path):
-    """128 x N: the products are cut into stripes, each path against plain integer arithmetic."""
+    """Tiles of 128 x N, whose products are split into stripes; each path is compared with integer arithmetic."""
     rng = np.random.default_rng(columns)
     a, b = random_codes(rng, 128), random_codes(rng, columns)
     sfa, sfb = rng.choice(np.array([0x38, 0x40], np.uint8), (128, 4)), np.full((columns, 4), 0x38, np.uint8)
@@ -291,7 +291,7 @@ def test_full_tiles(columns, path):
 
 
 def chain(rng, count, kind, rows=(24, 40)):
-    """Operands of instructions that add to one accumulator: with narrow or wide scales, with NaN scales."""
+    """Operands of instructions that add to one accumulator, with narrow or wide scales or NaN scales."""
     low, high = {"narrow": (0x34, 0x3C), "wide": (0x01, 0x7E), "mixed": (0x30, 0x48)}[kind]
     products = []
     for number in range(count):
@@ -300,7 +300,7 @@ def chain(rng, count, kind, rows=(24, 40)):
         if kind == "mixed" and number == count // 2:
             scales[0][5, 1] = scales[1][7, 3] = 0x7F
         if kind == "mixed" and number == count - 1:
-            scales[0][3] = 0x7E  # far larger than all before
+            scales[0][3] = 0x7E  # far larger than all previous ones
         products.append((*data, *scales))
     return products
 
@@ -329,7 +329,7 @@ def test_a_chain_gives_the_bits_of_its_instructions_one_by_one(kind, accumulator
 @pytest.mark.parametrize("kind", ["narrow", "wide", "mixed"])
 @pytest.mark.parametrize("rows", [(0, 40), (24, 0), (7, 40), (24, 33), (3, 5)])
 def test_rows_of_zeros_at_the_end_are_left_out(kind, rows):
-    """Of A, of B, of both, or all of them: the bits of the sum are those of other zeros, with and without a scale of NaN."""
+    """Rows of zeros at the end of A, B or both are skipped without a change of the result, also with NaN scales."""
     rng = np.random.default_rng(11)
     products = chain(rng, 4, kind)
     for a, b, _, _ in products:
@@ -349,7 +349,7 @@ def test_rows_of_zeros_at_the_end_are_left_out(kind, rows):
 
 
 def test_chains_are_taken_as_long_as_they_are_exact(monkeypatch):
-    """All of it where the bound allows it, halves where it does not, one by one where a product is truncated."""
+    """A chain is computed as a whole if the bound allows it, else in halves, and one by one where a product is truncated."""
     runs = []
     original = nm._multiply_add
 
@@ -365,7 +365,8 @@ def test_chains_are_taken_as_long_as_they_are_exact(monkeypatch):
     nm.accumulate_block_scaled(ones, None)
     assert runs == [16]
     runs.clear()
-    # Products are multiples of 2**-12, and a sum of 64 of them is at most 64 * 36 * 1.375**2: three stay below 2**24 of that.
+    # Products are multiples of 2**-12, and a sum of 64 of them is at most 64 * 36 * 1.375**2: three sums stay below
+    # 2**24 multiples.
     nm.accumulate_block_scaled(chain(rng, 16, "narrow"), None)
     assert runs == [3, 3, 3, 3, 3, 1]
     runs.clear()
@@ -374,7 +375,7 @@ def test_chains_are_taken_as_long_as_they_are_exact(monkeypatch):
 
 
 def test_nan_rows_do_not_leave_the_fast_path(monkeypatch):
-    """Garbage scales in zero-filled padding rows, and the NaN rows they leave in the accumulator."""
+    """Garbage scales in zero-filled padding rows, and the NaN rows that they produce in the accumulator."""
     monkeypatch.setattr(nm, "_sum_general", None)
     monkeypatch.setattr(nm, "_sum_float64", None)
     rng = np.random.default_rng(4)
@@ -471,7 +472,7 @@ def test_other_kinds_match_the_model(formats, k, scaled):
 
 
 def test_fast_paths_of_the_other_kinds(monkeypatch):
-    """Small integers take the fast paths, and give the bits of the general one; the result may be float16."""
+    """Small integers take the fast paths and get the bits of the general one. The result may be float16."""
     rng = np.random.default_rng(11)
     taken = {"_sum_float32": 0, "_sum_float64": 0}
     for trial in range(400):
@@ -502,7 +503,7 @@ def test_fast_paths_of_the_other_kinds(monkeypatch):
 
 
 def test_subnormal_half_accumulator_holds_the_exponent_up():
-    """A subnormal f16 C has exponent -14: products below 2**(-14-25) are cut off."""
+    """A subnormal f16 C counts with exponent -14, so products below 2**(-14-25) are cut off."""
     a, b = np.zeros((1, 16), int), np.zeros((1, 16), int)
     a[0, 0], b[0, 0] = 0x0001, 0x0400  # 2**-24 * 2**-14
     a[0, 1], b[0, 1] = 0x0001, 0x0002  # 2**-47

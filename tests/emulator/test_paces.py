@@ -1,4 +1,4 @@
-"""record.paces: control words of loops that multiply, and of the rest; timing: how far they hold warps up."""
+"""record.paces reads control words of loops with and without products; the timing model derives how long they delay warps."""
 
 import dataclasses
 

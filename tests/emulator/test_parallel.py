@@ -1,4 +1,4 @@
-"""Launches divided among processes: the same stores, statistics, progress and errors as in one."""
+"""Launches that are divided among processes have the same stores, statistics, progress and errors as in one process."""
 
 import numpy as np
 import pytest
@@ -27,13 +27,13 @@ def run(text, jobs, out, **options):
 
 @pytest.fixture(autouse=True)
 def one_by_one(monkeypatch):
-    """No lockstep: there many CTAs are one piece of work, and launches of this size are not divided."""
+    """Disables lockstep, in which many CTAs are one piece of work, so that launches of this size are divided."""
     monkeypatch.setattr(machines, "runs_together", lambda launch: False)
 
 
 @pytest.fixture
 def divided(monkeypatch):
-    """The number of launches that were divided."""
+    """Counts the launches that were divided."""
     calls = []
     real = parallel.run
     monkeypatch.setattr(parallel, "run", lambda *args: (calls.append(1), real(*args)))
@@ -56,7 +56,7 @@ def test_two_processes_do_what_one_does(ptx_kernel, divided):
 
 
 def test_outputs_that_interleave_keep_each_others_bytes(ptx_kernel, divided):
-    """Two registered ranges over one buffer: what one holds between the other's rows survives."""
+    """Two registered ranges overlap one buffer: bytes of one between the other's rows are kept."""
     buffer = np.full(32 * GRID + 8, 7, np.int32)
     machine = Machine(jobs=2)
     machine.memory.add_range("neighbour", buffer[8:].ctypes.data, buffer[8:].nbytes)
@@ -119,7 +119,7 @@ def test_a_process_that_dies_is_reported(ptx_kernel, monkeypatch):
 # ---- under the hazard checker ------------------------------------------------------------------------------------
 @pytest.fixture
 def checked_apart(monkeypatch):
-    """For each launch under the checker that was divided, whether it was found clean."""
+    """For each divided launch under the checker, whether it was found clean."""
     calls = []
     real = parallel.run_checked
     monkeypatch.setattr(parallel, "run_checked", lambda *args: calls.append(real(*args)) or calls[-1])
@@ -146,9 +146,9 @@ def test_clean_clusters_are_checked_in_two_processes(ptx_kernel, checked_apart):
 @pytest.mark.parametrize(
     "harm, kind",
     [
-        # the last lane writes what the next cluster, in the other process, writes
+        # the last lane writes a word that the next cluster, in the other process, also writes
         ("st.global.b32 [%rd11], %r4; setp.eq.u32 %p1, %r2, 31; setp.lt.and.u32 %p1, %r1, 39, %p1; @%p1 st.global.b32 [%rd11+4], %r4;", "double-store"),
-        # every cluster reads what the one before it wrote
+        # every cluster reads the output of the previous one
         ("st.global.b32 [%rd11], %r4; setp.gt.u32 %p1, %r1, 0; @%p1 ld.global.b32 %r5, [%rd11+-128];", "race"),
         # a hazard that one process sees
         ("st.global.b32 [%rd11], %r4; mov.b32 %r8, word; setp.eq.u32 %p1, %r2, 0; @%p1 st.shared.v4.b32 [%r8], {%r4, %r4, %r4, %r4}; @%p1 cp.async.bulk.global.shared::cta.bulk_group [%rd11], [%r8], 16; cp.async.bulk.commit_group; cp.async.bulk.wait_group 0;", "proxy-fence"),
@@ -157,7 +157,7 @@ def test_clean_clusters_are_checked_in_two_processes(ptx_kernel, checked_apart):
     ],
 )  # fmt: skip
 def test_hazards_have_the_same_report_as_in_one_process(ptx_kernel, checked_apart, harm, kind):
-    """Memory is as before when the launch is run again: each cluster adds to what it found."""
+    """Memory is restored before the launch runs again, because each cluster adds to its contents."""
     text = ptx_kernel(
         f"{INDEX} ld.global.b32 %r10, [%rd11]; add.u32 %r4, %r4, %r10; {harm}",
         1,

@@ -1,4 +1,4 @@
-"""Addresses of a device instead of the host's: modelled times do not say where the host's allocator put tensors."""
+"""Device addresses replace the host's, so that modelled times do not depend on the host's allocator."""
 
 import itertools
 from collections.abc import Callable, Iterator
@@ -61,7 +61,7 @@ def test_memory_remembers_in_which_order_ranges_came():
 
 
 def test_layouts_begin_in_other_places_of_a_page():
-    """How many of them have a byte of the first allocation in another page than its first."""
+    """Counts layouts in which a byte of the first allocation is in another page than its first byte."""
     constants = constants_of(lookup("B200"))
     for place, crossing in (
         (128, 0),
@@ -111,7 +111,7 @@ def column(move: Move) -> Callable[[str], object]:
 
 
 def elsewhere() -> Move:
-    """Puts each tensor at an odd multiple of 64 bytes behind another gap."""
+    """Places each tensor at an odd multiple of 64 bytes, after a different gap."""
     gaps = itertools.count(0, 3 * PAGE_BYTES // 8)
 
     def move(tensor: torch.Tensor) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""Copies, barriers, atomics, arithmetic and conversions give the same bits as hardware: recorded on an NVIDIA H200."""
+"""Copies, barriers, atomics, arithmetic and conversions return the same bits as hardware, as recorded on an NVIDIA H200."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""The short exact path of warp-sized tiles gives the bits of the general rule wherever it is taken."""
+"""The short exact path of warp-sized tiles returns the bits of the general rule wherever it is used."""
 
 import matrix_model as model
 import numpy as np

@@ -1,4 +1,4 @@
-"""The parser: operands, scopes, parameters, variables, and its errors."""
+"""The parser: operands, scopes, parameters, variables, and its error messages."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Clusters that stand for others: who is chosen, how addresses move, and how far the modelled time is from that of a full run."""
+"""Clusters that represent others: how they are chosen, how addresses move, and the error of the modelled time."""
 
 from dataclasses import replace
 from types import SimpleNamespace
@@ -59,7 +59,7 @@ def test_addresses_move_with_the_tile_that_they_belong_to():
         for t in (0, 1)
         for k in range(4)
     ]
-    # Of the tile that was loaded last.
+    # A prefetch from the last loaded tile.
     loads.insert(2, (Op.PREFETCH, ((INPUT + 64 * 3, 4096),), 4096, 0))
     stores = [
         (Op.STORE, ((OUT + 32, 256),), 256),
@@ -92,7 +92,7 @@ def test_lines_that_threads_read_move_with_the_tile_that_begins_last_before_them
 
 
 def test_ctas_that_share_the_steps_of_a_tile_load_as_often_as_they_have_steps():
-    """5 steps of two CTAs: 2 and 3; 1 of the next tile: the first CTA loads nothing of use, once."""
+    """Two CTAs share 5 steps as 2 and 3. The next tile has 1 step, so the first CTA loads something useless once."""
     launch = replace(
         work((tile(0, k_tiles=5), tile(1, k_tiles=1)), (tile(8, k_tiles=5), tile(3, k_tiles=1))), split=2
     )
@@ -106,7 +106,7 @@ def test_ctas_that_share_the_steps_of_a_tile_load_as_often_as_they_have_steps():
 
 
 def test_weights_that_come_early_move_with_their_own_tile():
-    """Those of three steps, of two tiles, before the first tokens; the last tokens are out of bounds."""
+    """Weights of three steps, of two tiles, come before the first tokens; the last tokens are out of bounds."""
     weights, tokens = INPUT, INPUT + (1 << 24)
     place = lambda n: TileWork(2, 128, 64, (weights + n * 65536, tokens + n * 65536), OUT)
     launch = LaunchWork(
@@ -120,7 +120,7 @@ def test_weights_that_come_early_move_with_their_own_tile():
 
 
 def test_no_cluster_stands_for_one_that_reads_less_of_the_weights():
-    """Experts that got their own number of tokens each, some tiles at the end of the weights' rows."""
+    """Experts with different numbers of tokens, and some tiles at the end of the weights' rows."""
     clusters = [(tile(i, rows=1 + 7 * i), tile(i, rows=9, columns=64 if i % 3 else 32)) for i in range(24)]
     launch = work(*clusters)
     columns = [[one.columns for one in tiles] for tiles in launch.clusters]
@@ -149,7 +149,7 @@ UNEVEN = tuple((20 + 31 * i % 110, 512, 256) for i in range(12))
     ],
 )
 def test_times_are_those_of_a_full_run(target, sizes, form):
-    """Few CTAs that compute several tiles each: bytes and time within 3 %."""
+    """Few CTAs that compute several tiles each: bytes and time differ by at most 3 %."""
     operands = empty_operands(Case("x", "x", "x", "grouped_gemm", sizes, form=form))
     gpu = lookup(target)
     if form == "list":
@@ -183,7 +183,7 @@ def test_times_are_those_of_a_full_run(target, sizes, form):
     ("name", "stands_for_others"), [("t128x64x256_s0a2_swap", True), ("t128x128x256_s0a2_swap", False)]
 )
 def test_no_cluster_stands_for_others_where_they_take_turns_in_fetching_ahead(name, stands_for_others):
-    """But for launches too large for that. The wider tile is one whose copies take longer than its MMAs."""
+    """Launches that are too large are the exception. Copies of the wider tile take longer than its MMAs."""
     operands = empty_operands(Case("x", "x", "x", "grouped_gemm", LISTS))
     lists = map(list, (operands.a, operands.b, operands.a_scale, operands.b_scale))
     problem, checked = check_list_operands(*lists, None, list(operands.out), out_dtype=torch.float16)
@@ -199,7 +199,7 @@ def test_no_cluster_stands_for_others_where_they_take_turns_in_fetching_ahead(na
 
 
 def test_batches_of_a_gemv_take_the_time_of_a_full_run():
-    """CTAs along M and along L, whose threads load: one stands for all."""
+    """CTAs along M and along L whose threads load: one CTA represents all."""
     m, k, batches = 128, 1024, 2
     a, b = torch.empty(batches, m, k // 2, dtype=torch.uint8), torch.empty(batches, k // 2, dtype=torch.uint8)
     a_scale, b_scale = (

@@ -1,4 +1,4 @@
-"""Which targets have which instructions; the table is what the assembler of CUDA 13.0 accepts."""
+"""Instructions of each target, as the assembler of CUDA 13.0 accepts them."""
 
 import pytest
 

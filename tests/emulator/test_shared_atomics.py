@@ -1,4 +1,4 @@
-"""Atomics on shared memory beside plain accesses of the same bytes; shuffles from lanes that are elsewhere."""
+"""Atomics and plain accesses on the same bytes of shared memory, and shuffles from lanes in another branch."""
 
 import numpy as np
 import pytest

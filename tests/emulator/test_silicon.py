@@ -1,4 +1,4 @@
-"""Rules of the chip: for each a kernel that breaks it and is told so by name, and its good twin, clean."""
+"""Rules of the chip: for each a kernel that breaks it, with a report by name, and a correct version without one."""
 
 import ctypes
 import re
@@ -22,7 +22,7 @@ BOUNDED = ".reqntid {threads}, 1, 1\n.minnctapersm 1\n"
 
 
 def checked(machine=None, body="", *, target="sm_100a", block=64, src=None, out=None, **launch):
-    """Run a checked kernel k(src, out); returns what was found, notes among it."""
+    """Runs a checked kernel k(src, out). Returns its findings, including notes."""
     machine = machine or Machine(check=True)
     src = np.ones(1024, np.uint32) if src is None else src
     out = np.zeros(1024, np.uint32) if out is None else out
@@ -35,7 +35,7 @@ def checked(machine=None, body="", *, target="sm_100a", block=64, src=None, out=
 
 
 def assert_named(found, name, text, severity=None):
-    """A finding names the rule, with the severity of the rule, and says what matches `text`."""
+    """Checks that a finding has the rule's name and severity and a text that matches `text`."""
     assert [h.rule for h in found] == [name], found
     rule = silicon.BY_NAME[name]
     assert (found[0].kind, found[0].severity) == ("silicon", severity or rule.severity)
@@ -44,7 +44,7 @@ def assert_named(found, name, text, severity=None):
 
 
 def assert_raised(name, text, body, *, block=32, **launch):
-    """The rule is raised in every mode, and with the checker; names rule, PTX line and value."""
+    """Checks that the rule raises in every mode and with the checker, and that the error names rule, PTX line and value."""
     args = [np.ones(1024, np.uint32), np.zeros(1024, np.uint32)]
     ptx = body if ".entry" in body else small.kernel(body)
     for mode in ("eager", "lazy", "random:3"):
@@ -55,7 +55,7 @@ def assert_raised(name, text, body, *, block=32, **launch):
 
 
 def run_clean(body, *, block=32, **launch):
-    """No mode finds anything, nor does the checker."""
+    """Checks that neither a mode nor the checker finds anything."""
     args = [np.ones(1024, np.uint32), np.zeros(1024, np.uint32)]
     ptx = body if ".entry" in body else small.kernel(body)
     for mode in ("eager", "lazy"):
@@ -65,7 +65,7 @@ def run_clean(body, *, block=32, **launch):
 
 # ---- scale factors -----------------------------------------------------------------------------------------------------
 def scaled(sfa=64, sfb=68, n=64, copies=None):
-    """A block-scaled MMA with scales at these columns, which copies have put there."""
+    """A block-scaled MMA whose scales at these columns were written by copies."""
     fill = in_thread(
         0, "".join(f"st.shared.b32 [%r1+{small.DATA + 4 * i}], 0x38383838;\n" for i in range(128))
     )
@@ -105,7 +105,7 @@ def test_scales_begin_at_even_columns():
 
 
 def test_widths_of_public_kernels():
-    """A note: the launch passes."""
+    """Only a note: the launch succeeds."""
     assert_named(checked(body=scaled(n=48), block=32), "scale-width", "has N = 48")
     machine = Machine(check=True)
     run_ptx(
@@ -133,7 +133,7 @@ def test_pairs_allocate_when_both_run():
     assert_named(
         found, "pair-alloc-order", r"tcgen05\.alloc \(cta 0,0,0 .* does not know that the CTA of rank 1 runs"
     )
-    # An arrival of the peer says that it runs, as well
+    # An arrival of the peer also proves that it runs.
     told = init(1) + CLUSTER_BARRIER.replace("arrive", "arrive.relaxed")
     assert not checked(body=told + PAIR_ALLOC + CLUSTER_BARRIER + PAIR_DEALLOC, **PAIR)
 
@@ -146,7 +146,7 @@ def test_memory_of_a_cta_that_may_not_run_yet(access):
     fill = "@%p0 st.shared.b32 [%r1+1024], 0;\n" if access[:2] == "ld" else ""
     run_clean(fill + CLUSTER_BARRIER + remote + CLUSTER_BARRIER, **PAIR)
     found = checked(body=remote + CLUSTER_BARRIER, **PAIR)
-    found = [hazard for hazard in found if hazard.rule]  # nobody wrote what is loaded, either
+    found = [hazard for hazard in found if hazard.rule]  # the test leaves the loaded data unwritten
     assert_named(found, "remote-access-order", r"does not know that the CTA of rank 1 runs")
 
 
@@ -155,7 +155,7 @@ def test_pairs_free_when_both_have_allocated():
     assert_raised(
         "pair-dealloc-order", "rank 0 frees columns before that of rank 1 has allocated", body, **PAIR
     )
-    # Only the schedule puts the peer's allocation first: the even CTA spends its time
+    # Only the schedule puts the peer's allocation first, because the even CTA is slow.
     late = "mov.u32 %r30, 0;\nLATE:\nadd.u32 %r30, %r30, 1;\nsetp.lt.u32 %p6, %r30, 5000;\n@%p6 bra LATE;\n"
     found = checked(body=CLUSTER_BARRIER + PAIR_ALLOC + late + PAIR_DEALLOC, **PAIR)
     assert_named(
@@ -222,7 +222,9 @@ def test_a_multicast_commit_has_something_to_wait_for():
     twice = twice.replace(
         wait(0), wait(0) + wait(8).replace("DONE", "DONE_2").replace("LAB_WAIT", "LAB_WAIT_2")
     )
-    assert not checked(body=twice, block=32, **PAIR)  # back to back: nobody knows whether the MMA is done
+    assert not checked(
+        body=twice, block=32, **PAIR
+    )  # directly after each other, nobody knows whether the MMA is done
 
 
 # ---- dependent launches ----------------------------------------------------------------------------------------------------
@@ -236,7 +238,7 @@ READ = (
 
 
 def sequence(*launches, machine=None):
-    """Run launches (body, indices of buffers, programmatic) one after the other; findings of each."""
+    """Runs launches (body, indices of buffers, programmatic) one after another. Returns the findings of each."""
     machine = machine or Machine(check=True)
     buffers = [np.zeros(64, np.uint32) for _ in range(6)]
     return [
@@ -298,12 +300,12 @@ def test_a_launch_that_never_waits_breaks_the_chain():
     assert_named(found[1], "pdl-chain", "1 of 1 CTAs of k end without a wait")
     assert_named(found[2], "pdl-order", "and no launch in between waited for its end")
     assert not any(sequence(first, (WAIT + TRIGGER + WRITE, 0, 3, True), reader))
-    # A launch without the attribute starts when all before it are complete
+    # A launch without the attribute starts when all earlier ones are complete.
     assert not any(sequence(first, (TRIGGER + WRITE, 0, 3, False), reader))
 
 
 def test_what_a_late_trigger_tells():
-    """The third launch starts when the second triggers: behind its wait, the first is complete by then."""
+    """The third launch starts when the second one triggers. If that follows its wait, the first launch is complete."""
     first, reader = (TRIGGER + WRITE, 0, 1, False), (READ + WAIT, 1, 2, True)
     assert not any(sequence(first, (WAIT + TRIGGER + WRITE, 0, 3, True), reader))
     assert_named(
@@ -312,7 +314,7 @@ def test_what_a_late_trigger_tells():
 
 
 def test_processes_that_share_a_launch_tell_of_it():
-    """Many clusters are divided among processes; the next launch is held against what all of them wrote."""
+    """Many clusters are divided among processes. The next launch is compared with the stores of all processes."""
     machine = Machine(check=True, jobs=2)
     write = "mov.u32 %r9, %ctaid.x;\nmad.lo.u32 %r9, %r9, 64, %r0;\nmad.wide.u32 %rd10, %r9, 4, %rd2;\nst.global.b32 [%rd10], %r9;\n"
     read = write.replace("%rd2", "%rd1").replace("st.global.b32 [%rd10], %r9", "ld.global.b32 %r9, [%rd10]")
@@ -378,7 +380,7 @@ def test_wide_arrivals_do(arrive, before):
 
 
 def test_narrow_arrivals_that_nobody_needs():
-    """The barrier of the cluster orders the stores; the arrival only says that a place is free."""
+    """The cluster barrier orders the stores; the arrival only releases a slot."""
     body = exchanged(ARRIVE, waiting=wait(0) + CLUSTER_BARRIER)
     assert not checked(body=body.replace("bra SENT;", CLUSTER_BARRIER + "bra SENT;"), block=32, **PAIR)
 
@@ -459,7 +461,7 @@ def test_a_warpgroup_has_one_budget():
 
 @pytest.mark.parametrize("head", ["", ".reqntid {threads}, 1, 1\n", ".minnctapersm 1\n"])
 def test_registers_are_bounded(head):
-    """What ptxas 13.0 says of these is: 'setmaxnreg' ignored; unable to determine register count at entry."""
+    """ptxas 13.0 prints for these: 'setmaxnreg' ignored; unable to determine register count at entry."""
     body = budgets(change("inc", 224), change("dec", 40), head=head)
     found = checked(body=body, block=256)
     assert_named(found[:1], "register-bounds", r"setmaxnreg\.inc .* without \.minnctapersm")
@@ -503,7 +505,7 @@ def test_ctas_that_wait_for_later_ones_are_launched_cooperatively():
     text = r"ld\.acquire \(cta 0,0,0 warp 0.* \(2 CTAs launched, this GPU holds"
     assert_named(found, "spin-without-co-residency", text)
     assert not checked(body=SPIN.format(first=1), grid=2, block=32, cooperative=True)
-    # Who waits for CTAs that started before it needs nothing
+    # A wait for CTAs that started earlier needs nothing.
     assert not checked(body=SPIN.format(first=0), grid=2, block=32)
 
 
@@ -528,7 +530,8 @@ def test_tensor_maps_with_gaps_in_small_allocations(pitch, nbytes, noted):
         assert not found
 
 
-# ---- work stealing ----------------------------------------------------------------------------------------------------------------
+# ---- work stealing
+# ----------------------------------------------------------------------------------------------------------------
 def ask(phase):
     return in_thread(
         0,
@@ -543,7 +546,7 @@ def test_who_saw_that_nothing_is_left_asks_no_more():
     assert_named(
         checked(body=init(1) + ask(0) + ask(1)), "cancel-after-failure", "asks again after an answer"
     )
-    assert not checked(body=init(1) + ask(0) + ask(1), grid=3)  # the first CTA gets both others
+    assert not checked(body=init(1) + ask(0) + ask(1), grid=3)  # the first CTA gets the work of both others
 
 
 # ---- swizzles ------------------------------------------------------------------------------------------------------------------
@@ -586,7 +589,7 @@ def test_swizzled_tiles_begin_with_the_pattern(swizzle, rows, offset, found):
     [("%r12", 128, "note"), ("%r10", 128, "warning"), ("%r12", 256, "warning"), ("%r10", 256, "warning")],
 )
 def test_a_swizzled_tile_that_stores_fill(pattern, start, severity):
-    """Rows of 64 bytes, stored in quarters by the lanes of a warp, permuted by their address (note) or from the tile's start."""
+    """Lanes of a warp store quarters of 64-byte rows, permuted by address (note) or by distance from the tile's start."""
     dst = np.zeros(1200, np.uint32)
     at = -dst.ctypes.data % 1024
     words = encode(dst.ctypes.data + at + 128, "u32", (16, 32), (64,), (16, 32), swizzle="64B")
@@ -621,14 +624,14 @@ def test_a_swizzled_tile_that_stores_fill(pattern, start, severity):
 
 # ---- the table -----------------------------------------------------------------------------------------------------------------
 def test_the_page_lists_the_rules():
-    """The table of RULES.md is that of the record."""
+    """The table in RULES.md is the one that the code generates."""
     page = (Path(silicon.__file__).parent / "RULES.md").read_text()
     assert silicon.markdown() in page, f"RULES.md lacks this table:\n{silicon.markdown()}"
 
 
 @pytest.mark.parametrize("page", ["README", "START", "HAZARDS", "RULES", "TIMING"])
 def test_guides_are_short(page):
-    """At most 2,000 words each, and README.md names them all."""
+    """Each has at most 2,000 words, and README.md names them all."""
     folder = Path(silicon.__file__).parent
     assert len((folder / f"{page}.md").read_text().split()) <= 2000
     assert page == "README" or f"`{page}.md`" in (folder / "README.md").read_text()

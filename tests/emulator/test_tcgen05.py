@@ -1,4 +1,4 @@
-"""Tensor memory and the matrix multiply, in small kernels whose operands a bulk copy brings to shared memory."""
+"""Tensor memory and the matrix multiply, in small kernels whose operands come by bulk copy to shared memory."""
 
 import numpy as np
 import pytest
@@ -31,7 +31,7 @@ from nvfp4_cute.errors import EmulatorError
 
 # ---- allocation --------------------------------------------------------------------------------------------------
 def test_alloc_blocks_until_columns_are_free():
-    """Warp 1 asks for 512 columns while warp 0 holds 32; it gets them when warp 0 frees its own."""
+    """Warp 1 requests 512 columns while warp 0 holds 32, and gets them when warp 0 frees its own."""
     body = """setp.eq.u32 %p3, %r7, 1;
     @!%p3 bra NOT1;
     bar.sync 2, 64;
@@ -91,7 +91,7 @@ BOTH = "barrier.cluster.arrive.aligned;\nbarrier.cluster.wait.aligned;"
 
 
 def test_paired_alloc():
-    """The even CTA allocates for both and goes on; the odd one takes what it finds, or waits for it."""
+    """The even CTA allocates for both and continues; the odd one takes the allocation, or waits for it."""
     out = np.zeros(2, np.uint32)
     store = "mad.wide.u32 %rd1, %r6, 4, %rd1;\nadd.u32 %r4, %r3, 7;\nst.global.b32 [%rd1], %r4;\n"
 
@@ -155,7 +155,7 @@ PLACES = {
 @pytest.mark.parametrize("shape", PLACES)
 @pytest.mark.parametrize("packed", [False, True])
 def test_stores_and_loads(shape, packed):
-    """Store distinct values with one shape, read the raw words, and load them back with the same shape."""
+    """Stores distinct values with one shape, reads the raw words, and loads them back with the same shape."""
     repeat = 4
     count = REGISTERS[shape] * repeat
     lane = 16 if shape.startswith("16") else 0
@@ -219,7 +219,7 @@ def canonical(values: np.ndarray) -> np.ndarray:
     ],
 )
 def test_loads_that_reduce(operation, reduce):
-    """Each thread gets its four words and the least or greatest of them."""
+    """Each thread gets its four words and their minimum or maximum."""
     values = np.random.default_rng(0).choice(RED_VALUES[1:], (4, 128))
     values[:, :7] = RED_VALUES[1:8]  # four equal words
     body = "shl.b32 %r20, %r7, 21;\nadd.u32 %r20, %r20, %r9;\nmul.wide.u32 %rd8, %r0, 2048;\nadd.u64 %rd8, %rd8, %rd1;\n"
@@ -272,7 +272,7 @@ def test_copies(shape, rows, width, lanes):
 
 @pytest.mark.parametrize("name, bits, pack", [("b4x16_p64", 4, four_bit), ("b6x16_p32", 6, six_bit)])
 def test_copies_that_unpack(name, bits, pack):
-    """Groups of 16 narrow elements in 16 bytes become a byte each: e2m1 in bits 2 to 5, six-bit ones in 0 to 5."""
+    """Groups of 16 narrow elements in 16 bytes become one byte each: e2m1 in bits 2 to 5, six-bit ones in 0 to 5."""
     codes = np.random.default_rng(bits).integers(0, 1 << bits, (128, 32)).astype(np.uint8)
     body = (
         words(descriptor(0, **K_MAJOR))
@@ -283,7 +283,7 @@ def test_copies_that_unpack(name, bits, pack):
 
 
 def test_shift():
-    """Each lane gets 8 columns of the next one; the last of 32 keeps its own, and so do the columns beside them."""
+    """Each lane gets 8 columns of the next lane. The last of 32 lanes, and all other columns, stay unchanged."""
     source = np.arange(128 * 8, dtype=np.uint32).reshape(128, 8)
     body = words(descriptor(0, **K_MAJOR))
     body += "add.u32 %r20, %r9, 4;\nadd.u32 %r21, %r9, 8;\n"
@@ -302,7 +302,7 @@ def test_shift():
     "scales", ["mxf4nvf4.block_scale.block16", "mxf4nvf4.block_scale.scale_vec::2X", "mxf4.block_scale"]
 )
 def test_fp4_multiply(n, scales):
-    """One MMA with D = A*B and one with D = A*B + D, random codes and scales, all bits compared."""
+    """One MMA with D = A*B and one with D = A*B + D, random codes and scales, compared in all bits."""
     rng = np.random.default_rng(n)
     a, b = fp4(rng, 128), fp4(rng, n)
     ue4m3 = scales.endswith("block16")
@@ -323,11 +323,11 @@ def test_fp4_multiply(n, scales):
 
 
 def test_fp4_multiply_with_the_128_byte_swizzle_and_k_steps():
-    """A and B tiles of K=256 in the layout that TMA writes; four K steps advance the descriptors by 32 bytes."""
+    """K=256 tiles of A and B in the layout that TMA writes; four K steps advance the descriptors by 32 bytes."""
     rng = np.random.default_rng(0)
     tiles = rng.integers(0, 256, (2, 128, 128), dtype=np.uint8)
     smem = tiles.reshape(2, 16, 8, 8, 16)
-    order = np.arange(8)[:, None] ^ np.arange(8)  # chunk c of row r lies at c ^ r
+    order = np.arange(8)[:, None] ^ np.arange(8)  # chunk c of row r is at c ^ r
     smem = np.take_along_axis(smem, order[None, None, :, :, None], 3)
     sf = scale_type(rng, (2, 4, 128, 4))
     scales = np.concatenate([scale_tile(s) for s in sf.reshape(8, 128, 4)])
@@ -354,7 +354,7 @@ def test_fp4_multiply_with_the_128_byte_swizzle_and_k_steps():
 
 
 def test_cta_pair():
-    """M=256: rows of A and B from both CTAs' shared memory, each CTA's own scales, results in both."""
+    """M=256: rows of A and B from the shared memory of both CTAs, with each CTA's own scales and results in both."""
     rng = np.random.default_rng(1)
     n = 128
     a, b = fp4(rng, 256), fp4(rng, n)
@@ -371,7 +371,7 @@ def test_cta_pair():
 
 
 def test_mxf8f6f4():
-    """8-bit elements with one ue8m0 scale per row; the byte is picked by the scale id."""
+    """8-bit elements with one ue8m0 scale per row; the scale id selects the byte."""
     rng = np.random.default_rng(2)
     n = 64
     a, b = rng.integers(0, 0x7F, (128, 32)).astype(np.uint8), rng.integers(0, 0x7B, (n, 32)).astype(np.uint8)
@@ -470,7 +470,7 @@ def test_f8f6f4(fmt_a, fmt_b):
 
 
 def test_mn_major_operands():
-    """bf16, both operands transposed in shared memory, 128-byte swizzle: 64 elements of M or N in a row."""
+    """bf16 with both operands transposed in shared memory and 128-byte swizzle: a row has 64 elements of M or N."""
     rng = np.random.default_rng(8)
     a, b = normal_codes(rng, (128, 16), np.uint16), normal_codes(rng, (64, 16), np.uint16)
 

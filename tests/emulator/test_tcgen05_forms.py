@@ -1,4 +1,4 @@
-"""Less common forms of tcgen05.mma: K=96, integers, masks of columns, places of A and of scales in tensor memory."""
+"""Less common forms of tcgen05.mma: K=96, integers, column masks, and A and scales at various places in tensor memory."""
 
 import numpy as np
 import pytest
@@ -26,7 +26,10 @@ from nvfp4_cute.errors import EmulatorError
 
 
 def block_scaled_96(n: int, arch: str = "sm_103a") -> tuple[np.ndarray, np.ndarray]:
-    """(result, expected) of D = A*B with K=96; the scales begin at byte 2 of their words and go on in the next."""
+    """Returns (result, expected) of D = A*B with K=96.
+
+    The scales start at byte 2 of their words and continue in the next words.
+    """
     rng = np.random.default_rng(n)
     a, b = (rng.integers(0, 256, (rows, 48), dtype=np.uint8) for rows in (128, n))
     sfa, sfb = scale_type(rng, (128, 8)), scale_type(rng, (256, 8))
@@ -66,7 +69,7 @@ def test_96_elements_of_k_need_sm_103():
 
 
 def test_scales_of_b_for_a_pair_with_m_128():
-    """The columns of B's two halves have their scales in the lanes of D's two halves."""
+    """Scales of B's two halves are in the lanes of D's two halves."""
     rng = np.random.default_rng(3)
     n = 64
     a, b = fp4(rng, 128), fp4(rng, n)
@@ -106,7 +109,7 @@ def test_scales_of_b_for_a_pair_with_m_128():
 @pytest.mark.parametrize("fmt_a, fmt_b", [("s8", "u8"), ("u8", "s8")])
 @pytest.mark.parametrize("saturate", [False, True])
 def test_integers(fmt_a, fmt_b, saturate):
-    """D = A*B + D in int32, wrapped or clamped; D starts near the largest value."""
+    """D = A*B + D in int32, wrapped or clamped. D starts near the largest value."""
     rng = np.random.default_rng(1)
     n, start = 32, 0x7FFF0000
     types = {"s8": np.int8, "u8": np.uint8}
@@ -126,7 +129,7 @@ def test_integers(fmt_a, fmt_b, saturate):
 
 
 def test_zero_column_masks():
-    """Columns of B where the mask says zero contribute nothing: 2 of zeros, 3 used, from the first column."""
+    """Columns of B that the mask zeroes contribute nothing: from the first column, 2 are zeroed and 3 used, repeatedly."""
     rng = np.random.default_rng(4)
     m, n = 128, 64
     a, b = normal_codes(rng, (m, 16), np.float16), normal_codes(rng, (n, 16), np.float16)
@@ -142,7 +145,7 @@ def test_zero_column_masks():
 
 # ---- A in tensor memory ------------------------------------------------------------------------------------------
 def a_in_tensor_memory(idesc: int, n: int, kind: str, b_at: int, copies: str) -> str:
-    """A body whose A lies at column 256, where `copies` (of %rd10 to %r21) brought it."""
+    """A body whose A is at column 256, where `copies` (with %rd10 to %r21) put it."""
     before = words(descriptor(0, **K_MAJOR)) + "add.u32 %r21, %r9, 256;\n" + copies
     body = dense_body(idesc, n, kind, b_offset=b_at, a="[%r21]", before=before)
     return body.replace("setp.ne.u32 %p4, 1, 0;", "setp.ne.u32 %p4, 0, 0;")

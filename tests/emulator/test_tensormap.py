@@ -1,4 +1,4 @@
-"""Tensor maps: the binary format, and tile copies against an element-by-element model."""
+"""Tensor maps: the binary format, and tile copies compared with an element-by-element model."""
 
 import itertools
 
@@ -10,13 +10,13 @@ from nvfp4_cute.emulator.faults import AlignmentFault
 from nvfp4_cute.emulator.tensormap import TensorMap, encode
 from nvfp4_cute.errors import EmulatorError
 
-# An fp4 operand (K=512, M=256, box 256 x 128, 128B swizzle) as CuTe DSL's host code encodes it.
+# An fp4 operand (K=512, M=256, box 256 x 128, 128B swizzle) as encoded by CuTe DSL's host code.
 REAL_WORDS = "00007f0012345670 00000010000465a2 0000000000001000 0 000000ff000001ff 0 ff00000000000000 000000000000007f"
 REAL = b"".join(int(x, 16).to_bytes(8, "little") for x in REAL_WORDS.split())
 
 
 class Memory:
-    """Global memory of one allocation at a made-up address; refuses accesses outside."""
+    """Global memory with one allocation at an invented address. Refuses accesses outside of it."""
 
     def __init__(self, nbytes, base=0x7F0000000000, seed=0):
         self.base = base
@@ -70,7 +70,7 @@ def test_encode_decode_round_trip():
 
 # ---- loads -------------------------------------------------------------------------------------------------------
 def model_swizzle(address, swizzle, atom):
-    """The bit tables of the PTX ISA, written out."""
+    """The bit tables of the PTX ISA."""
     bit = lambda i: address >> i & 1
     flips = {
         ("none", "16B"): (), ("32B", "16B"): ((4, 7),), ("64B", "16B"): ((4, 7), (5, 8)),
@@ -80,7 +80,7 @@ def model_swizzle(address, swizzle, atom):
 
 
 def model_load(m: TensorMap, coords, memory, smem, dst):
-    """Copy one element (or nibble) at a time."""
+    """Copies one element (or nibble) at a time."""
     counts = [-(-b // s) for b, s in zip(m.box, m.element_strides, strict=True)]
     for index in itertools.product(*(range(n) for n in counts[::-1])):
         index = index[::-1]
@@ -172,7 +172,7 @@ def test_load_of_a_whole_operand_tile():
 
 @pytest.mark.parametrize("store", [False, True])
 def test_addresses_wrap_modulo_two_to_the_64(store):
-    """A ragged map: mode 1 ends where the group does, and 2^30 steps of 2^34 bytes add up to nothing."""
+    """A ragged map: mode 1 ends with the group, and 2^30 steps of 2^34 bytes wrap to zero."""
     memory, far, most = Memory(64 * 100), 1 << 34, (1 << 31) - 1
     dims, strides = (64, 1 << 30, most, most), (64, far - 64, 64)
     m = TensorMap.decode(encode(memory.base, "u8", dims, strides, (64, 8, 1, 1)))
@@ -207,7 +207,7 @@ def test_padded_types_leave_poison_in_the_padding(element, data):
 # ---- stores ------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("seed", range(4))
 def test_stores_are_the_inverse_and_clip(seed):
-    """A stored tile changes the in-bounds elements, and what lies behind them in their last 16 bytes."""
+    """A stored tile changes the elements in bounds, and the rest of the 16 bytes that contain the last of them."""
     rng = np.random.default_rng(seed)
     for _ in range(30):
         memory = Memory(1 << 17)
@@ -228,9 +228,7 @@ def test_stores_are_the_inverse_and_clip(seed):
                 + coords[0] * m.element.bits // 8
             )
             nbytes = count * m.element.bits // 8
-            if m.element.bits % 8 == 0 and row != [
-                d - 1 for d in m.dims[1:]
-            ]:  # the last row has nothing behind it
+            if m.element.bits % 8 == 0 and row != [d - 1 for d in m.dims[1:]]:  # nothing follows the last row
                 nbytes += -nbytes % 16
             want[start : start + nbytes] = tile[index[::-1]][:nbytes]
         m.write_tile(coords, tile.view(np.complex128), memory.view)

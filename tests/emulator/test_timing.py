@@ -1,4 +1,4 @@
-"""The timing model: conservation laws, single instructions against published figures, and what a timeline says."""
+"""The timing model: conservation laws, single instructions compared with published figures, and contents of a timeline."""
 
 import dataclasses
 import functools
@@ -37,7 +37,7 @@ PIECE, PIECES, CTAS = 16384, 6, 40
 
 
 def stream(loads: int, wrap: int = PIECES) -> str:
-    """Thread 0 of each CTA copies `loads` pieces of its own `wrap` pieces, two in flight, then stores one."""
+    """Thread 0 of each CTA copies `loads` pieces, which repeat after `wrap`, two at a time, and then stores one."""
     body = small.init(1, 1)
     body += "@!%p0 bra END;\nmov.u32 %r20, %ctaid.x;\n"
     body += f"mul.wide.u32 %rd20, %r20, {PIECE * PIECES};\nadd.u64 %rd21, %rd1, %rd20;\n"
@@ -59,7 +59,7 @@ def stream(loads: int, wrap: int = PIECES) -> str:
 
 @functools.cache
 def operands() -> tuple[np.ndarray, np.ndarray]:
-    """The same arrays in every launch."""
+    """Returns the same arrays for every launch."""
     return np.zeros(PIECE * PIECES * CTAS, np.uint8), np.zeros(PIECE * CTAS, np.uint8)
 
 
@@ -142,13 +142,13 @@ def test_waiting_for_groups_leaves_the_newest_alone():
         groups.commit()
     assert groups.wait(pending=5) == 0.0 and groups.wait(pending=3) == 0.0
     assert groups.wait(pending=1) == 30.0  # of the first two
-    assert groups.wait(pending=1) == 0.0  # nothing is left to wait for but the newest
+    assert groups.wait(pending=1) == 0.0  # only the newest group may be pending
     assert groups.wait(pending=0) == 40.0
 
 
 # ---- the cluster barrier ---------------------------------------------------------------------------------------------
 def test_a_warp_that_has_ended_is_not_waited_for_and_does_not_stand_for_others():
-    """Warps that arrive and end; one that arrives 4000 cycles later, and one that waits for it."""
+    """Some warps arrive and exit, another one arrives 4000 cycles later, and one waits for it."""
     arrive, wait = (Op.CLUSTER_ARRIVE,), (Op.CLUSTER_WAIT,)
     late = [(Op.SLEEP, 4000 / B200.clock_hz * 1e9), arrive, wait]
     cluster = ClusterTrace((0, 0, 0), [[[arrive], [arrive], [arrive, wait]], [[arrive], [arrive], late]])
@@ -158,7 +158,7 @@ def test_a_warp_that_has_ended_is_not_waited_for_and_does_not_stand_for_others()
 
 # ---- prefetches ------------------------------------------------------------------------------------------------------
 def copy_after(*before: tuple) -> float:
-    """Cycles until a warp has a copy of one piece by tensor map 1, 4000 cycles after some events."""
+    """Cycles until a warp has a copy of one piece by tensor map 1, 4000 cycles after the events `before`."""
     barrier, pause = 0, (Op.SLEEP, 4000 / B200.clock_hz * 1e9)
     copy = (Op.LOAD, ((1 << 20, PIECE),), PIECE, (barrier,), (0,), 1, 0)
     events = [(Op.INIT, barrier, 1), *before, pause, (Op.TX, barrier, PIECE), (Op.ARRIVE, barrier, 1), copy]
@@ -189,7 +189,7 @@ def test_prefetches_take_look_ups_and_not_what_l2_sends():
 
 
 def test_an_engine_waits_for_its_prefetches_look_ups():
-    """All SMs prefetch and load what L2 holds: its look-ups take longer than an engine does."""
+    """All SMs prefetch and load what is in L2, whose look-ups take longer than a copy engine."""
     box = ((0, PIECE),)
     copy = [(Op.TX, 0, PIECE), (Op.ARRIVE, 0, 1), (Op.LOAD, box, PIECE, (0,), (0,), 0, 0), (Op.WAIT, 0, 1)]
     times = []
@@ -210,11 +210,13 @@ def test_memory_that_is_behind_drops_prefetches_that_come_too_fast():
     taken = memory.hbm_bytes // PIECE
     assert (
         B200.prefetch_backlog < taken * one <= B200.prefetch_backlog + 2 * one
-    )  # all that came until it was behind
-    for i in range(many):  # loads are never dropped, and come from L2 where the prefetch did
+    )  # all prefetches until the backlog was full
+    for i in range(many):  # loads are never dropped, and hit L2 where the prefetch was not dropped
         assert memory.read((i * PIECE, PIECE), 1e5, 0).hit == (i < taken)
     assert memory.hbm_bytes == many * PIECE
-    for _ in range(2):  # it is behind with loads, but has had time for its prefetches: one more, not two
+    for _ in range(
+        2
+    ):  # loads are queued, but the backlog of prefetches has shrunk: it takes one more, not two
         memory.prefetch((many * PIECE, PIECE), 1e5, 0)
         many += 1
     assert memory.hbm_bytes == (many - 1) * PIECE
@@ -274,7 +276,7 @@ def test_tcgen05_intervals_are_the_published_ones(m, n, ctas, cycles):
 
 
 def test_an_mma_of_96_elements_takes_as_long_as_one_of_64_unless_it_reads_more():
-    """Of a single CTA with 256 columns, 48 bytes of 384 rows at 128 bytes a cycle."""
+    """The limit is that of a single CTA with 256 columns: 48 bytes of 384 rows at 128 bytes per cycle."""
     assert B200.mma_interval("mxf4nvf4", 256, 256, 2, False, 48) == 128
     assert B200.mma_interval("mxf4nvf4", 128, 256, 1, False, 48) == 144
 
@@ -285,7 +287,7 @@ def test_wgmma_intervals_are_the_measured_ones(n, cycles):
 
 
 def test_warps_that_wake_one_another_take_the_measured_time():
-    """The probe's ping-pong on an H200: 79 cycles a step."""
+    """The probe's ping-pong took 79 cycles per step on an H200."""
     steps = 64
     arrive = "mbarrier.arrive.shared.b64 _, [%r1+{at}];\n"
     first = "".join(arrive.format(at=0) + small.wait(8, i % 2) for i in range(steps))
@@ -306,7 +308,7 @@ def test_warps_that_wake_one_another_take_the_measured_time():
     assert (times[0] - times[1]) / (2 * steps) == pytest.approx(79.2, rel=0.15)
 
 
-# Results of bench/probes/h200_issue_probe.txt: cycles an instruction of a scheduler with four warps.
+# Results of bench/probes/h200_issue_probe.txt: cycles per instruction of a scheduler with four warps.
 ISSUE = {
     "LOP3": ("lop3.b32 {x}, {x}, %r1, %r8, 0x6a;", 2.05),
     "PRMT": ("prmt.b32 {x}, {x}, %r1, 0x5140;", 2.06),
@@ -327,7 +329,7 @@ ISSUE = {
 
 @pytest.mark.parametrize("kind", ISSUE)
 def test_instructions_issue_as_fast_as_measured(kind):
-    """Eight independent chains in each of 16 warps, as the probe has them; what a kernel without them takes is taken off."""
+    """Eight independent chains in each of 16 warps, as in the probe. The time of a kernel without them is subtracted."""
     text, cycles = ISSUE[kind]
     chains = "".join(f"mov.u32 %v{i}, %r0;\n" for i in range(16))
     body = "".join(text.format(x=f"%v{i % 8}", y=f"%v{8 + i % 8}") + "\n" for i in range(256))
@@ -366,7 +368,7 @@ ISSUED_ALONE, OTHER_INSTRUCTIONS = {3: 0.89, 2: 0.85, 1: 0.725}, 23
 
 
 def test_the_share_of_issue_that_wgmma_takes_is_what_the_probe_leaves():
-    """All warps compute all the time: what their instructions alone would not take, wgmma took."""
+    """All warps always compute. The time that their own instructions do not explain is that of wgmma."""
     shares = []
     for work, groups, cycles, tensor, others in BESIDE.findall(PROBE):
         if int(work) and int(groups) == 2:
@@ -388,7 +390,7 @@ def test_computing_beside_wgmma_takes_longer_by_its_share():
 
 
 def test_what_mma_sync_takes_is_what_the_probe_says():
-    """Of 16 m16n8k16 of each of 8 warps a scheduler: their own time, and what 64 instructions between them add to it."""
+    """Time of 16 m16n8k16 in each of a scheduler's 8 warps, and the increase by 64 instructions in between."""
     probe = (Path(__file__).parents[2] / "bench/probes/h200_small_mma_probe.txt").read_text()
     took = {
         int(between): float(cycles)
@@ -466,7 +468,7 @@ ret;
 
 
 def test_tiles_of_a_work_counter_are_spread():
-    """Tiles that CTAs take from an atomic counter cost as much as those that are theirs from the start: 30 for each of 8 CTAs."""
+    """Tiles that CTAs take from an atomic counter take as long as a fixed share: 30 for each of 8 CTAs."""
     few = dataclasses.replace(B200, num_sms=8, gpcs=(8,))
     take = "atom.global.add.u32 %r3, [%rd1], 1;"
     cycles = {}
@@ -508,7 +510,7 @@ def test_a_timeline_of_two_launches_puts_the_second_after_the_first():
     assert launches == [(0.0, round(timings[0].us, 4)), (round(timings[0].us, 4), round(timings[1].us, 4))]
     rows = [(e["pid"], e["tid"]) for e in events if e["name"] == "thread_name"]
     assert len(rows) == len(set(rows)) == 1 + 2 * 2  # the launches, and a warp and the copy engine of two SMs
-    last = max(pid for pid, _ in rows)  # an SM that the second launch alone uses
+    last = max(pid for pid, _ in rows)  # an SM that only the second launch uses
     assert min(e["ts"] for e in events if e["ph"] == "X" and e["pid"] == last) >= round(timings[0].us, 4)
 
 

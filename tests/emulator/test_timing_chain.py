@@ -1,4 +1,4 @@
-"""Launches one after the other in a CUDA graph, modelled: gaps, programmatic launches, what L2 keeps, where memory lies."""
+"""The timing model of launches in a CUDA graph: gaps, programmatic launches, contents of L2, and placement of memory."""
 
 from dataclasses import replace
 
@@ -21,23 +21,23 @@ WAIT, TRIGGER = (Op.GRID_WAIT,), (Op.GRID_TRIGGER,)
 
 
 def sleep(cycles: float) -> tuple:
-    """A warp that does nothing for so long."""
+    """A warp that does nothing for `cycles`."""
     return (Op.SLEEP, cycles / B200.clock_hz * 1e9)
 
 
 def launch(*events: tuple, ctas: int = 1, per_sm: int = 1, programmatic: bool = False) -> LaunchTrace:
-    """CTAs of one warp each, all with these events."""
+    """CTAs with one warp each, all with the same events."""
     clusters = [ClusterTrace((i, 0, 0), [[list(events)]]) for i in range(ctas)]
     return LaunchTrace("k", per_sm, clusters, programmatic, ((TENSOR, NBYTES),))
 
 
 def lines(first: int, count: int, nbytes: int = 128) -> tuple:
-    """Pieces of a tensor, one behind the other."""
+    """Consecutive pieces of a tensor."""
     return tuple((TENSOR + first + i * nbytes, nbytes) for i in range(count))
 
 
 def read(pieces: tuple, number: int = 1) -> tuple[tuple, tuple]:
-    """Load, and wait for what was loaded."""
+    """A load and a wait for it."""
     return (Op.READ, number, pieces), (Op.USE, number)
 
 
@@ -109,7 +109,7 @@ def test_a_programmatic_launch_starts_only_where_there_is_room():
 
 
 def test_a_launch_starts_in_the_room_of_one_whose_first_tiles_were_replayed():
-    """Half of the first launch's events are there: one warp gets through them, another one waits for what is not there."""
+    """Half of the first launch's events are known: one warp needs no others, another one waits for an unknown event."""
     half = [(Op.SLEEP, 100 / B200.clock_hz * 1e9)] * 40
     waits = [(Op.INIT, 0, 1), TRIGGER, (Op.MARK,), (Op.WAIT, 0, 1)]
     warps = [[TRIGGER, *half, (Op.MARK,), *half], waits]
@@ -165,7 +165,7 @@ def test_memory_stays_where_it_is_when_more_is_allocated():
 @pytest.mark.parametrize("target", targets.TARGETS, ids=lambda target: target.name)
 @pytest.mark.parametrize(("loaded", "stored"), [(4000, 0), (0, 4000), (2000, 2000), (3000, 300)])
 def test_traffic_is_never_faster_than_memory_was_measured(target, loaded, stored):
-    """Every CTA loads and stores so many KB of its own, all at once: far more than L2 sends or takes in that time."""
+    """Every CTA loads and stores its own KB all at once, far more than L2 can transfer in that time."""
     constants = constants_of(target)
     ctas = constants.num_sms
     piece = 16 << 10

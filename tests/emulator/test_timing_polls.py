@@ -1,4 +1,4 @@
-"""The timing model of CTAs that wait for each other through words of global memory: the replay decides when a wait ends."""
+"""The timing model of CTAs that wait for each other through global memory: the replay decides when a wait ends."""
 
 import dataclasses
 import itertools
@@ -24,23 +24,23 @@ LABELS = itertools.count()
 
 
 def work(loops: int) -> str:
-    """Keep the warp busy for so many trips of a loop."""
+    """Keeps the warp busy for `loops` iterations."""
     label = f"W{next(LABELS)}"
     return f"mov.u32 %r31, {loops};\n{label}:\nmul.lo.u32 %r30, %r30, %r31;\nsub.u32 %r31, %r31, 1;\nsetp.ne.u32 %p4, %r31, 0;\n@%p4 bra {label};\n"
 
 
 def poll(at: int, least: int, name: str, *, scope: str = "acquire.gpu", pause: str = "") -> str:
-    """Wait until the word at %rd2+`at` is `least` or more."""
+    """Waits until the word at %rd2+`at` is `least` or more."""
     return f"{name}:\nld.{scope}.global.u32 %r20, [%rd2+{at}];\n{pause}setp.lt.u32 %p2, %r20, {least};\n@%p2 bra {name};\n"
 
 
 def raise_word(at: int, how: str = "red.release.gpu.global.add.u32") -> str:
-    """Add 1 to the word at %rd2+`at`."""
+    """Adds 1 to the word at %rd2+`at`."""
     return f"{how} [%rd2+{at}], 1;\n"
 
 
 def of_ctas(*bodies: str) -> str:
-    """A kernel whose CTAs each execute their own text."""
+    """A kernel in which each CTA executes its own text."""
     text = "mov.u32 %r10, %ctaid.x;\nmov.u32 %r30, %r10;\n"
     for i, body in enumerate(bodies):
         text += f"setp.ne.u32 %p3, %r10, {i};\n@%p3 bra NOT{i};\n{body}bra END;\nNOT{i}:\n"
@@ -56,7 +56,7 @@ def cycles(*bodies: str, constants=B200) -> float:
 
 
 def ping_pong(rounds: int, message: str = raise_word(SECOND), constants=B200, **how: str) -> float:
-    """Cycles of two CTAs that send each other messages in turn."""
+    """Cycles of two CTAs that alternately send each other messages."""
     first = "".join(
         message.replace(f"+{SECOND}", f"+{FIRST}") + poll(SECOND, i + 1, f"A{i}", **how)
         for i in range(rounds)
@@ -71,7 +71,7 @@ STORE = "st.global.u32 [%rd2+64], %r10;\n"
 
 @pytest.mark.parametrize("kind,message", [(0, RELAXED), (2, STORE + raise_word(SECOND))])
 def test_messages_take_as_long_as_measured(kind, message):
-    """The probe's median over pairs of SMs of an H200."""
+    """Compares with the probe's median over pairs of SMs of an H200."""
     hops = [float(hop) for hop in re.findall(rf"flag_hop_cycles kind {kind} peer \d+: ([\d.]+)", PROBE)]
     assert len(hops) == 5
     each = (ping_pong(ROUNDS, message, H200) - ping_pong(0, message, H200)) / (2 * ROUNDS)
@@ -79,7 +79,7 @@ def test_messages_take_as_long_as_measured(kind, message):
 
 
 def test_each_message_takes_its_way_there_and_a_look():
-    """A message is confirmed by the fence, travels to L2, and is found by a look: two and a half times L2's latency at most."""
+    """A fence confirms a message, which travels to L2, and a poll finds it: at most two and a half times L2's latency."""
     each = (ping_pong(ROUNDS) - ping_pong(0)) / (2 * ROUNDS)
     assert 1.5 * B200.l2_latency < each < 3 * B200.l2_latency
 
@@ -88,12 +88,12 @@ def test_each_message_takes_its_way_there_and_a_look():
     "how", [{"scope": "relaxed.gpu"}, {"scope": "volatile"}, {"pause": "nanosleep.u32 1;\n"}]
 )
 def test_the_machine_s_order_of_turns_does_not_matter(how):
-    """However often the emulator lets a warp look, the loop is one wait."""
+    """The loop counts as one wait, however often the emulator lets the warp poll."""
     assert ping_pong(ROUNDS, **how) == pytest.approx(ping_pong(ROUNDS), rel=0.05)
 
 
 def test_a_wait_ends_when_the_writer_comes_to_it():
-    """What delays the writer delays who waits, cycle for cycle but for when a look comes."""
+    """A delay of the writer delays the waiting CTA by the same cycles, up to the time of a poll."""
     times = [
         cycles(poll(FIRST, 1, "A") + work(50), work(trips) + raise_word(FIRST)) for trips in (1, 200, 800)
     ]
@@ -103,14 +103,14 @@ def test_a_wait_ends_when_the_writer_comes_to_it():
 
 
 def test_who_needs_not_wait_looks_once():
-    """The word was written long before: one access of memory, whoever the emulator ran first."""
+    """The word was written long before, so there is one memory access, whichever CTA the emulator ran first."""
     late = work(400)
     times = [cycles(late + text, raise_word(FIRST)) for text in (poll(FIRST, 1, "A"), "")]
     assert times[0] - times[1] < 1.2 * B200.l2_latency
 
 
 def test_all_writes_that_a_look_needs_are_waited_for():
-    """Three CTAs count up; the one that completes the count decides."""
+    """Three CTAs increment a counter; the wait ends with the last of them."""
     writers = [work(trips) + raise_word(FIRST) for trips in (600, 1, 300)]
     one, two, three = (cycles(poll(FIRST, count, "A") + work(600), *writers) for count in (1, 2, 3))
     slowest = cycles(poll(FIRST, 1, "A") + work(600), writers[0])
@@ -133,7 +133,7 @@ def test_ctas_that_do_not_fit_at_once_cannot_wait_for_each_other():
 
 
 def test_what_was_written_here_is_read_from_l2():
-    """Lines that threads wrote are read as one piece by a bulk copy; half of what is read nobody wrote."""
+    """A bulk copy reads lines that threads wrote as one piece, of which nobody wrote the second half."""
     write = "".join(f"st.global.u32 [%rd2+{1024 + 128 * line}], %r0;\n" for line in range(4))
     read = small.init(1) + "mbarrier.arrive.expect_tx.shared.b64 _, [%r1], 1024;\nadd.u32 %r21, %r1, 1024;\n"
     for at in (1024, 2048):

@@ -14,11 +14,11 @@ from nvfp4_cute.timing.clock import time_ptx
 B200 = constants_of(lookup("B200"))
 HEAD = ".version 8.8\n.target sm_100a\n.address_size 64\n.extern .shared .align 1024 .b8 smem[];\n"
 REGS = ".reg .pred %p<8>;\n.reg .b16 %h<8>;\n.reg .b32 %r<64>;\n.reg .b64 %rd<32>;\n"
-TILE = 128  # offset of the data in dynamic shared memory, behind the barriers
+TILE = 128  # offset of the data in dynamic shared memory, after the barriers
 
 
 def kernel(params: str, body: str) -> str:
-    """A kernel whose shared memory begins at %r1 (= smem), with thread index %r0 and `elected` in %p0."""
+    """A kernel with shared memory from %r1 on (= smem), thread index %r0 and `elected` in %p0."""
     prologue = "mov.u32 %r1, smem;\nmov.u32 %r0, %tid.x;\nsetp.eq.u32 %p0, %r0, 0;\n"
     return f"{HEAD}.visible .entry k({params})\n{{\n{REGS}{prologue}{body}\nret;\n}}\n"
 
@@ -68,7 +68,7 @@ def map_of(array: np.ndarray, element: str, box: tuple[int, ...], **kwargs) -> b
 
 
 def emulate(ptx, args, arrays=(), **kwargs):
-    """Run with `arrays`, which only descriptors point at, registered as live memory."""
+    """Runs with `arrays`, which only descriptors reference, registered as live memory."""
     machine = Machine()
     for i, array in enumerate(arrays):
         machine.memory.add_range(f"tensor {i}", array.ctypes.data, array.nbytes, array.flags.writeable)
@@ -93,7 +93,7 @@ def test_tensor_load(space, hint, operand, swizzle):
     want = np.zeros((32, 32), np.float32)
     want[3:] = source[:29, 16:48]
     got = out.reshape(32, 8, 4)
-    if swizzle == "128B":  # the tile starts on a multiple of 1024
+    if swizzle == "128B":  # the tile starts at a multiple of 1024
         got = np.stack([row[np.arange(8) ^ i % 8] for i, row in enumerate(got)])
     assert (got.reshape(32, 32) == want).all()
     assert stats.tma_load_bytes == 4096
@@ -127,7 +127,7 @@ def test_gather4():
 
 
 def test_a_load_signals_the_whole_box():
-    """Expecting fewer bytes than the box leaves the barrier's phase open: a hang, and the report says why."""
+    """If fewer bytes than the box are expected, the phase stays open: a hang, whose report states the cause."""
     source, out = tensor((4, 32), np.float32), np.zeros(128, np.float32)
     code = f"mov.b32 %r2, 0;\n{LOAD.format(d=2, space='shared::cta', mode='')} [%r1+{TILE}], [%rd1, {{%r2, %r2}}], [%r1];"
     ptx = load_kernel(code, 512, expect=256)
@@ -173,7 +173,7 @@ CLUSTER_SYNC = "barrier.cluster.arrive.aligned;\nbarrier.cluster.wait.aligned;\n
 
 
 def cluster_kernel(load: str, expect: str, waits: str = WAIT) -> str:
-    """Both CTAs initialise a barrier; `load` runs in one elected thread of each; every CTA copies its tile out."""
+    """Both CTAs initialise a barrier. One elected thread of each runs `load`, and every CTA copies its tile out."""
     body = "mov.u32 %r20, %cluster_ctarank;\n" + INIT.format(count=1) + CLUSTER_SYNC
     body += f"@!%p0 bra SKIP;\nmov.b64 %rd1, map;\nmov.b32 %r2, 0;\n{expect}\n{load}\nSKIP:\n{waits}{CLUSTER_SYNC}"
     body += copy_out(512, base="%rd11").replace(
@@ -224,7 +224,7 @@ def test_a_pair_signals_the_leader():
 
 
 def test_bulk_copy_to_the_peer():
-    """Each CTA writes its rank's pattern into the peer through a remote barrier."""
+    """Each CTA writes its rank's pattern to the peer, which a barrier of the peer signals."""
     source, out = tensor((8, 32), np.float32), np.zeros((2, 4, 32), np.float32)
     name = "cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes"
     load = f"""cp.async.bulk.shared::cta.global.mbarrier::complete_tx::bytes [%r1+8192], [%rd12], 512, [%r1];
@@ -242,7 +242,7 @@ def test_bulk_copy_to_the_peer():
 
 # ---- stores ------------------------------------------------------------------------------------------------------
 def store_kernel(instruction: str, words: int, params: str) -> str:
-    """Fill `words` words of shared memory with 0, 1, 2, ... and run one instruction in one thread."""
+    """Fills `words` words of shared memory with 0, 1, 2, ... and runs one instruction in one thread."""
     body = f"mad.lo.u32 %r9, %r0, 4, {TILE};\nadd.u32 %r9, %r9, %r1;\n"
     for i in range(words // 32):
         body += (
@@ -294,7 +294,7 @@ def test_bulk_stores(code, want):
 
 @pytest.mark.parametrize("reduce,times", [("", 1), (".add", 32)])
 def test_a_store_by_a_whole_warp(reduce, times):
-    """Every thread performs it: 32 equal stores are one, 32 reductions are 32."""
+    """Every thread executes it: 32 equal stores are one, 32 reductions are 32."""
     target = np.zeros((4, 32), np.float32)
     name = f"cp{'.reduce' if reduce else ''}.async.bulk.tensor.2d.global.shared::cta{reduce}.tile.bulk_group"
     code = f"mov.b64 %rd1, map;\nmov.b32 %r2, 0;\n{name} [%rd1, {{%r2, %r2}}], [%r1+{TILE}];"
@@ -336,7 +336,7 @@ def test_cp_async():
 
 # ---- editing tensor maps -----------------------------------------------------------------------------------------
 def test_tensormap_replace():
-    """Turn one map into another field by field, publish it, and load with it."""
+    """Turns one map into another field by field, publishes it, and loads with it."""
     source, out = tensor((3, 20, 32), np.float32), np.zeros((2, 4, 32), np.float32)
     before = encode(0x10000, "u8", (64,), (), (16,), nan_fill=False)
     published = np.zeros(128 + 64, np.uint8)

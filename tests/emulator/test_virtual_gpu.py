@@ -11,7 +11,7 @@ from nvfp4_cute.emulator.fronts.virtual_gpu import ALLOCATION_ALIGN, VirtualGpu,
 
 @pytest.mark.parametrize("nbytes", [0, 1, 513, 1 << 20])
 def test_memory_does_not_lie_on_a_low_heap(monkeypatch, nbytes):
-    """An interpreter that is linked to a fixed address has its heap below: tensor maps that begin below a tensor wrap."""
+    """An interpreter linked to a fixed address has a low heap, and a tensor map that starts before its tensor would wrap."""
     heap = np.zeros(nbytes + 2 * ALLOCATION_ALIGN, np.uint8)
     monkeypatch.setattr(virtual_gpu.np, "empty", lambda size, dtype: heap[:size].view(dtype))
     assert np.shares_memory(aligned_bytes(nbytes), heap)

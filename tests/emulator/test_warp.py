@@ -1,4 +1,4 @@
-"""Lanes together: election, shuffles, votes, matches, reductions, and waiting for missing lanes."""
+"""Operations of several lanes: election, shuffles, votes, matches, reductions, and the wait for missing lanes."""
 
 import numpy as np
 import pytest
@@ -10,7 +10,7 @@ ADDRESS = "mov.u32 %r50, %tid.x; mul.wide.u32 %rd50, %r50, 4; add.s64 %rd51, %rd
 
 
 def run_lanes(ptx_kernel, body: str, threads: int = 32) -> list[int]:
-    """`body` leaves a word per lane in %r0."""
+    """Returns one word per lane, which `body` leaves in %r0."""
     out = np.zeros(threads, np.uint32)
     run_ptx(ptx_kernel(f"{ADDRESS}{body} st.global.b32 [%rd51], %r0;"), None, 1, threads, [out])
     return out.tolist()
@@ -55,7 +55,7 @@ def test_shuffle_with_an_index_per_lane(ptx_kernel) -> None:
 
 
 def test_shuffle_with_a_limit_per_lane(ptx_kernel) -> None:
-    """Odd lanes shuffle within halves of the warp, even ones within all of it."""
+    """Odd lanes shuffle within half warps, even ones within the whole warp."""
     body = """and.b32 %r1, %r50, 1; mul.lo.u32 %r1, %r1, 0x1000; or.b32 %r1, %r1, 31;
     mov.b32 %r2, 3; shfl.sync.idx.b32 %r0, %r50, %r2, %r1, -1;"""
     assert run_lanes(ptx_kernel, body) == [3 + (16 if i % 2 and i >= 16 else 0) for i in range(32)]
@@ -113,7 +113,7 @@ def test_activemask_in_a_branch(ptx_kernel) -> None:
 
 
 def test_sync_instruction_waits_for_lanes_on_another_path(ptx_kernel) -> None:
-    """Lanes that reach a shuffle first wait; the others run first although they stand at a higher address."""
+    """Lanes that reach a shuffle first wait; the others run first although their code is at a higher address."""
     body = """
     mov.b32 %r1, %r50;
     setp.lt.u32 %p1, %r50, 16;

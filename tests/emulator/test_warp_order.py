@@ -1,4 +1,4 @@
-"""Lanes of a warp that exchange through shared memory without meeting: a warning, and nothing for what is in order."""
+"""Lanes of a warp that exchange data through shared memory without a warp barrier: a warning; ordered accesses are clean."""
 
 import numpy as np
 import pytest

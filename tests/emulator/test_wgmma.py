@@ -1,4 +1,4 @@
-"""wgmma in small kernels: every type, layout and swizzle against the rational model, refusals with their line."""
+"""wgmma in small kernels: every type, layout and swizzle compared with the rational model, and refusals with their line."""
 
 import matrix_kernels as kernels
 import matrix_model as model

@@ -1,4 +1,4 @@
-"""Registers of wgmma: written while a product may read them, or with no wgmma.fence before the next product."""
+"""Registers of wgmma that are written while a product may read them, or without wgmma.fence before the next product."""
 
 import numpy as np
 import pytest
@@ -19,7 +19,7 @@ PREPARE = "".join(f"mov.b32 %v{i}, {word};\n" for i, word in enumerate([0] * 4 +
 
 
 def product(accumulate=False):
-    """D (%v0 to %v3) = A (%v4 to %v7) @ B, in a group of its own."""
+    """D (%v0 to %v3) = A (%v4 to %v7) @ B, in a separate group."""
     flag = "%p6" if accumulate else "%p5"
     return (
         "wgmma.mma_async.sync.aligned.m64n8k16.f32.f16.f16 {%v0, %v1, %v2, %v3}, {%v4, %v5, %v6, %v7}, "
@@ -32,7 +32,7 @@ def write(register, guard=""):
 
 
 def findings(body):
-    """Texts of a checked launch, the same in every mode but for the warp that is named."""
+    """Texts of a checked launch, which are the same in every mode except for the named warp."""
     body = init(1) + small.in_thread(0, load(ONES.nbytes)) + wait(0) + PREPARE + body + DONE
     ptx = small.kernel(body, "sm_90a")
     counts = []

@@ -40,7 +40,7 @@ def test_records_have_the_sizes_of_hand():
         {"scale_dtype": "float32", "zero_points": True},
     ):
         with pytest.raises(
-            ValueError, match="is no format; blocks have 32, 64, 128 values, scales are bfloat16"
+            ValueError, match="is not a format; blocks have 32, 64, 128 values, scales are bfloat16"
         ):
             int4_format(**wrong)
 

@@ -51,5 +51,5 @@ def test_what_is_refused():
         from_packed_ue8m0(packed, 100)
     with pytest.raises(TypeError, match="packed is 'x'"):
         from_packed_ue8m0("x", 512)
-    with pytest.raises(TypeError, match="k='512' is no int"):
+    with pytest.raises(TypeError, match="k='512' is not an int"):
         from_packed_ue8m0(packed, "512")

@@ -300,9 +300,9 @@ def test_experts_are_complete(tmp_path):
     [
         ({"quant_method": "eetq"}, "'eetq'; readers are"),
         ({"bits": 4, "group_size": 64}, "as MLX writes it"),
-        (MODELOPT | {"ignore": "lm_head"}, "'lm_head' is no list of modules' names"),
-        (MODELOPT | {"ignore": [None]}, r"\[None\] is no list of modules' names"),
-        (MODELOPT | {"ignore": ["re:(("]}, r"re:\(\( is no regular expression"),
+        (MODELOPT | {"ignore": "lm_head"}, "'lm_head' is not a list of module names"),
+        (MODELOPT | {"ignore": [None]}, r"\[None\] is not a list of module names"),
+        (MODELOPT | {"ignore": ["re:(("]}, r"re:\(\( is not a regular expression"),
         (MODELOPT | {"quant_algo": "INT4_AWQ"}, "quant_algo is 'INT4_AWQ'"),
         ({"quant_method": "fp8", "weight_block_size": [64, 64]}, "weight_block_size"),
         ({"quant_method": "compressed-tensors", "config_groups": {"g": {"format": "marlin-24"}}}, "marlin-24"),
@@ -318,7 +318,7 @@ def test_experts_are_complete(tmp_path):
         ({"quant_method": "compressed-tensors", "sparsity_config": "2:4"}, "sparsity_config is '2:4'; it is an object"),
         (
             {"quant_method": "compressed-tensors", "config_groups": {"g": FP4_GROUP | {"targets": "re:.*q_proj"}}},
-            "'re:.\\*q_proj' is no list of modules' names",
+            "'re:.\\*q_proj' is not a list of module names",
         ),
         ({"quant_method": "fp8", "weight_block_size": 128}, "weight_block_size is 128"),
     ],
@@ -421,7 +421,7 @@ def test_damaged_headers(tmp_path, part, change, message):
 @pytest.mark.parametrize("name", ["config.json", "hf_quant_config.json"])
 def test_damaged_configs(tmp_path, name):
     folder = write(tmp_path, nvfp4(Q), None)
-    for text, message in (('{"quantization":', "is no JSON"), ("[]", "is no object")):
+    for text, message in (('{"quantization":', "is not JSON"), ("[]", "is not an object")):
         (folder / name).write_text(text)
         with pytest.raises(CheckpointError, match=f"{name} .*{message}"):
             Checkpoint(folder)
@@ -440,9 +440,9 @@ def test_damaged_files(tmp_path):
     with pytest.raises(ValueError, match="of text in the place of tensors.*git lfs pull"):
         Checkpoint(folder)
     for header, message in (
-        (b"{no JSON", "is no JSON .* damaged or cut"),
+        (b"{no JSON", "is not JSON .* damaged or cut"),
         (b'{"a": 1} ', "does not say what 'a' is"),
-        (b"[1]", "no object"),
+        (b"[1]", "not an object"),
     ):
         path.write_bytes(len(header).to_bytes(8, "little") + header)
         with pytest.raises(ValueError, match=message):
@@ -451,7 +451,7 @@ def test_damaged_files(tmp_path):
     with pytest.raises(ValueError, match="has no weight_map"):
         Checkpoint(folder)
     (folder / "config.json").write_text("{")
-    with pytest.raises(CheckpointError, match="config.json is no JSON"):
+    with pytest.raises(CheckpointError, match="config.json is not JSON"):
         Checkpoint(folder)
 
 
@@ -461,7 +461,7 @@ def test_files_that_are_not_there(tmp_path):
     path = folder / "model.safetensors"
     path.unlink()
     path.symlink_to(folder / "blobs" / "0")
-    with pytest.raises(FileNotFoundError, match="model.safetensors is no file, or a link to one that is not"):
+    with pytest.raises(FileNotFoundError, match="model.safetensors is not a file, or is a dangling link"):
         Checkpoint(folder)
     path.unlink()
     (folder / "pytorch_model.bin").write_bytes(b"")

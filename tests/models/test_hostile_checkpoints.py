@@ -165,7 +165,7 @@ def test_one_role_in_two_spellings(tmp_path):
 )
 def test_methods_that_contradict_the_tensors(tmp_path, method, name):
     folder = write(tmp_path, {f"{Q}.{name}": torch.zeros(8, 8, dtype=torch.int32)}, method)
-    with pytest.raises(CheckpointError, match=f"{name} is no tensor of .*quant_method"):
+    with pytest.raises(CheckpointError, match=f"{name} is not a tensor of .*quant_method"):
         Checkpoint(folder)
 
 

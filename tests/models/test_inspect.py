@@ -56,7 +56,7 @@ def test_refusals_are_named_and_the_rest_is_counted(tmp_path, capsys):
 def test_unequal_scales_and_ways(tmp_path):
     tensors = experts("model.layers.0.mlp.experts")
     found = inspect(Checkpoint(write(tmp_path, tensors, MODELOPT)))
-    assert found.kinds[0].unequal == 1 and "K is no multiple of 32" in what_runs(found.kinds[0])
+    assert found.kinds[0].unequal == 1 and "K is not a multiple of 32" in what_runs(found.kinds[0])
 
 
 def test_folders_that_are_none(tmp_path, capsys):

@@ -234,7 +234,7 @@ def test_quantized_activations_are_refused(tmp_path):
     config = compressed_tensors()
     config["config_groups"]["group_0"]["input_activations"] = {"num_bits": 8, "type": "int"}
     write(tmp_path, {"x.weight": torch.zeros(2)}, config)
-    with pytest.raises(CheckpointError, match="group_0 quantizes activations beside int4 weights"):
+    with pytest.raises(CheckpointError, match="group_0 quantizes activations of int4 weights"):
         Checkpoint(tmp_path)
 
 
@@ -263,7 +263,7 @@ def test_tensors_that_are_refused(tmp_path):
             (
                 packed | {"weight_shape": torch.tensor([N, K - 3])},
                 compressed_tensors(),
-                "K is no multiple of 8",
+                "K is not a multiple of 8",
             ),
             (packed | {"weight_scale": nan}, compressed_tensors(), "scales that are NaN or infinite"),
             (packed, compressed_tensors(symmetric=False), "has no weight_zero_point"),

@@ -177,7 +177,11 @@ def test_experts_without_tokens(tmp_path):
     model.save_pretrained(tmp_path / "in")
     weight = TensorFiles(tmp_path / "in")
     done = quantize_checkpoint(
-        tmp_path / "in", tmp_path / "out", method="gptq", calibration=Calibration(model, windows(2))
+        tmp_path / "in",
+        tmp_path / "out",
+        method="gptq",
+        unreached="largest",
+        calibration=Calibration(model, windows(2)),
     )
     assert done.unreached == done.uncompensated
     experts = {name.split(".experts.")[1].split(".")[0] for name in done.unreached}
@@ -211,6 +215,6 @@ def test_layers_that_the_model_does_not_have(tmp_path):
 )
 def test_refusals(tmp_path, given):
     model_of("llama", torch.bfloat16).save_pretrained(tmp_path / "in")
-    with pytest.raises(ValueError, match="pass a Calibration|methods nearest, search, gptq"):
+    with pytest.raises(ValueError, match="pass a Calibration|methods nearest, four_over_six, search, gptq"):
         quantize_checkpoint(tmp_path / "in", tmp_path / "out", format="nvfp4a16", **given)
     assert not (tmp_path / "out").exists()

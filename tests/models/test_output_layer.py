@@ -89,7 +89,7 @@ def test_command(model, tmp_path, capsys):
     assert entry["quantized_layers"][OUTPUT]["quant_algo"] == "W4A16_NVFP4"
     assert entry["quantized_layers"][EMBEDDING] == {"quant_algo": "MXFP8", "group_size": 32}
     assert OUTPUT not in entry["ignore"] and EMBEDDING not in entry["ignore"]
-    with pytest.raises(ValueError, match="'int4' is no format of a single layer"):
+    with pytest.raises(ValueError, match="'int4' is not a format of single layers"):
         quantize_checkpoint(tmp_path / "in", tmp_path / "other", lm_head="int4")
 
 
@@ -137,5 +137,5 @@ def test_kept_decoded_weights(tmp_path, capsys):
     assert kept_bytes(inspect(Checkpoint(tmp_path / "out"))) == 2 * (64 * (64 + 2 * 32 + 64) + 3 * 64 * 96)
     assert main(["models", "inspect", str(tmp_path / "out")]) == 0
     assert "(keep_decoded) take 61.44 kB more" in capsys.readouterr().out
-    with pytest.raises(FileNotFoundError, match="none is no folder"):
+    with pytest.raises(FileNotFoundError, match="none is not a folder"):
         ours.load(tmp_path / "none")

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 from checkpoint_files import MODELOPT, nvfp4, write
+from model_folder import E, H, seen, source
 
 from nvfp4_cute import dequantize, quantize
 from nvfp4_cute.cli import main
@@ -17,34 +18,8 @@ from nvfp4_cute.models.quantizing.layouts import LAYOUTS
 from nvfp4_cute.models.quantizing.rules import group_of
 from nvfp4_cute.models.quantizing.weights import quantized
 
-H, I, E = 64, 96, 3
 # Root mean square error for normally distributed values, relative to the values, as in formats.block_scales.
 ERRORS = {"nvfp4": 0.1, "nvfp4a16": 0.1, "mxfp4": 0.12, "mxfp8": 0.031}
-
-
-def source(folder, **changes):
-    """Writes a tiny 16-bit model: attention, experts, router, embeddings."""
-    g = torch.Generator().manual_seed(0)
-    rand = lambda *shape: (torch.randn(shape, generator=g) / 8).bfloat16()
-    tensors = {
-        "model.embed_tokens.weight": rand(32, H),
-        "lm_head.weight": rand(32, H),
-        "model.norm.weight": rand(H),
-    }
-    for name, n in (("q_proj", 64), ("k_proj", 32), ("v_proj", 32), ("o_proj", 64)):
-        tensors[f"model.layers.0.self_attn.{name}.weight"] = rand(n, H) * (3 if name == "k_proj" else 1)
-    tensors["model.layers.0.self_attn.q_proj.bias"] = rand(64)
-    tensors["model.layers.0.mlp.gate.weight"] = rand(E, H)
-    for e in range(E):
-        for name, n, k in (("gate_proj", I, H), ("up_proj", I, H), ("down_proj", H, I)):
-            tensors[f"model.layers.0.mlp.experts.{e}.{name}.weight"] = rand(n, k) * (1 + e)
-    tensors |= changes
-    return write(folder, tensors, None, model_type="qwen3_moe"), tensors
-
-
-def seen():
-    attention = {f"model.layers.0.self_attn.{n}_proj": 4.0 if n == "v" else 2.0 for n in "qkvo"}
-    return Seen(attention, {"model.layers.0.mlp.experts": torch.tensor([[3.0, 0.0, 5.0], [7.0, 0.0, 1.0]])})
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -52,7 +27,9 @@ def seen():
 def test_every_format_is_read_back(tmp_path, format, layout):
     folder, tensors = source(tmp_path / "in")
     (folder / "tokenizer.json").write_text("{}")
-    done = quantize_checkpoint(folder, tmp_path / "out", format=format, layout=layout, seen=seen())
+    done = quantize_checkpoint(
+        folder, tmp_path / "out", format=format, layout=layout, seen=seen(), unreached="largest"
+    )
     checkpoint = Checkpoint(tmp_path / "out")
     assert done.layers == 4 + 3 * E and done.bytes_after < done.bytes_before
     assert (checkpoint.tool, len(checkpoint.linears), len(checkpoint.experts)) == (layout, 4, 1)
@@ -82,7 +59,7 @@ def test_every_format_is_read_back(tmp_path, format, layout):
 def test_what_calibration_saw(tmp_path):
     """q, k and v read the same rows; an expert that no token reached gets the largest scale of its layer."""
     folder, tensors = source(tmp_path / "in")
-    done = quantize_checkpoint(folder, tmp_path / "out", seen=seen())
+    done = quantize_checkpoint(folder, tmp_path / "out", seen=seen(), unreached="largest")
     checkpoint = Checkpoint(tmp_path / "out")
     for name, amax in (("q", 4), ("k", 4), ("v", 4), ("o", 2)):
         layer = checkpoint.linear(f"model.layers.0.self_attn.{name}_proj")
@@ -114,7 +91,7 @@ def test_left_out(tmp_path, capsys):
     )
     text = capsys.readouterr().out
     checkpoint = Checkpoint(tmp_path / "out")
-    assert code == 0 and "left out by the rule *.o_proj" in text and "K=24 is no multiple of 16" in text
+    assert code == 0 and "left out by the rule *.o_proj" in text and "K=24 is not a multiple of 16" in text
     assert [n.rpartition(".")[2] for n in checkpoint.linears] == ["q_proj", "k_proj", "v_proj"]
     assert not checkpoint.experts and "experts of one layer are alike, and model.layers.0.mlp.experts" in text
     config = json.loads((tmp_path / "out" / "config.json").read_text())["quantization_config"]
@@ -262,7 +239,7 @@ def test_calibration_without_a_tokenizer(tmp_path):
     with pytest.raises(ValueError, match='has no tokenizer; pass "random"'):
         samples(folder, str(tmp_path / "text.txt"), 256)
     (tmp_path / "text.txt").write_bytes(b"\xff\xfe")
-    with pytest.raises(ValueError, match="text.txt is no text in UTF-8"):
+    with pytest.raises(ValueError, match="text.txt is not UTF-8 text"):
         samples(folder, str(tmp_path / "text.txt"), 256)
     assert all(
         torch.equal(a, b)
@@ -301,7 +278,7 @@ def test_devices_and_damaged_files_are_named(tmp_path, capsys):
     command = ["quantize", str(folder), "--out", str(tmp_path / "out"), "--calibrate", "random"]
     for device, message in (
         ("cuda:99", "cuda:99 is not there; torch sees"),
-        ("gpu", "'gpu' is no device of torch"),
+        ("gpu", "'gpu' is not a torch device"),
     ):
         with pytest.raises(SystemExit):
             main([*command, "--device", device])
@@ -317,3 +294,24 @@ def test_a_pattern_that_matches_nothing_is_said(tmp_path, capsys):
     assert main([*arguments, "*.o_proj", "*.oproj"]) == 0
     said = capsys.readouterr().err
     assert "--keep *.oproj matches no layer" in said and "*.o_proj" not in said
+
+
+def test_four_over_six_is_that_of_quantize(tmp_path, capsys):
+    """Less error than nearest, and the bits of the operation; projections that go together share a global scale."""
+    folder, tensors = source(tmp_path / "in")
+    names = [f"model.layers.0.self_attn.{n}_proj" for n in "qkv"]
+    amax = max(float(tensors[f"{n}.weight"].abs().max()) for n in names)
+    command = ["quantize", str(folder), "--format", "nvfp4a16", "--out"]
+    assert main([*command, str(tmp_path / "six"), "--method", "four_over_six"]) == 0
+    assert main([*command, str(tmp_path / "near")]) == 0
+    for name in names:
+        stored = Checkpoint(tmp_path / "six").linear(name).weight
+        weight = tensors[f"{name}.weight"].float()
+        want = quantize(weight, method="four_over_six", global_scale=amax / 1536, scale_layout="rowmajor")
+        assert torch.equal(stored.data, want.data) and torch.equal(
+            stored.scale.view(torch.uint8), want.scale.view(torch.uint8)
+        )
+        near = Checkpoint(tmp_path / "near").linear(name).weight
+        assert (stored.dequantize() - weight).norm() < 0.95 * (near.dequantize() - weight).norm()
+    assert main([*command[:3], "mxfp4", "--out", str(tmp_path / "mx"), "--method", "four_over_six"]) in (1, 2)
+    assert "chooses scales of NVFP4, not of mxfp4" in capsys.readouterr().err

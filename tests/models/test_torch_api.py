@@ -163,6 +163,8 @@ def test_groups_of_rows():
     result = torch_api.scaled_grouped_mm(a, b, a_scale, recipe, b_scale, recipe, BLOCKED, BLOCKED, offs=ends)
     assert torch.equal(result, right)
     assert torch.equal(torch_api._scaled_grouped_mm(a, b, a_scale, b_scale, ends), right)
+    flat = torch_api._scaled_grouped_mm(a, b, a_scale, b_scale.flatten(), ends)
+    assert torch.equal(flat, right)
     factors = torch.tensor([1.0, 2.0, 4.0])
     lists = [a_scale, factors], [2, 0], [1, 0], [b_scale, torch.tensor(0.5)], [2, 0], [1, 0]
     scaled = torch_api._scaled_grouped_mm_v2(a, b, *lists, ends, out_dtype=torch.float32)
@@ -248,7 +250,7 @@ def fp8_pair():
 def test_a_recipe_that_is_none(given):
     a, b, a_scale, b_scale = pair()
     with pytest.raises(
-        TypeError, match="is no ScalingType of torch.nn.functional; pass one of TensorWise, RowWise"
+        TypeError, match="is not a ScalingType of torch.nn.functional; pass one of TensorWise, RowWise"
     ):
         torch_api.scaled_mm(a, b, a_scale, [given], b_scale, RECIPES[NVFP4], BLOCKED, BLOCKED)
 

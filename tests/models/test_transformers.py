@@ -306,7 +306,7 @@ def test_one_tensor_an_expert_is_the_same_model(tmp_path):
     ("change", "error", "message"),
     [
         (lambda f: (f / "model.safetensors.index.json").unlink(), FileNotFoundError, "has 2 safetensors files, and neither"),
-        (lambda f: (f / "model.safetensors.index.json").write_text("{"), ValueError, "index.json is no JSON"),
+        (lambda f: (f / "model.safetensors.index.json").write_text("{"), ValueError, "index.json is not JSON"),
         (lambda f: next(f.glob("*-2-*")).unlink(), FileNotFoundError, "names model-2-of-2.safetensors, which"),
         (lambda f: None, None, None),
         (lambda f: in_a_folder(f), None, None),

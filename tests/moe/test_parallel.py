@@ -155,7 +155,7 @@ def test_a_rank_that_comes_too_late():
 
 def test_arguments_that_need_a_group():
     layer = some_layer(4, 2, 3, 64, 128)
-    with pytest.raises(ValueError, match="pass the group, too"):
+    with pytest.raises(ValueError, match="also pass the group"):
         moe(*layer.arguments(), **layer.options, capacity=4)
 
 

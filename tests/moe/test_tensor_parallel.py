@@ -90,10 +90,10 @@ def test_faults_are_errors_on_every_rank():
 
 def test_arguments():
     gate_up, down, _, (x, ids, weights, _) = some_weights(torch.bfloat16)
-    with pytest.raises(ValueError, match=r"I=256 is no multiple of 32 \* 3 ranks"):
+    with pytest.raises(ValueError, match=r"I=256 is not a multiple of 32 \* 3 ranks"):
         shard(gate_up, down, 0, 3)
     layer = some_layer(TOKENS, TOP_K, EXPERTS, HIDDEN, WIDTH)
-    with pytest.raises(ValueError, match="pass the group, too"):
+    with pytest.raises(ValueError, match="also pass the group"):
         moe(*layer.arguments(), **layer.options, parallel="tensor")
     with pytest.raises(ValueError, match="parallel"):
         moe(*layer.arguments(), **layer.options, parallel="rows")

@@ -255,7 +255,7 @@ def test_layers_that_do_not_go_together():
     attention = Attention()
     attention.q_proj = torch.nn.Linear(K, 40)
     _, ours = blocks({"activations": "16bit"}, attention=attention)
-    assert "no multiple of it" in ours.done.left["attention"] and ours.attention.q_proj.shared is None
+    assert "not a multiple of it" in ours.done.left["attention"] and ours.attention.q_proj.shared is None
     block = Block().bfloat16()
     names = [
         "attention.q_proj",

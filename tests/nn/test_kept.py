@@ -149,7 +149,7 @@ def test_what_does_not_fit_is_left(monkeypatch):
     monkeypatch.setattr(kept, "_room", lambda device, reserved_bytes: 20_000 - reserved_bytes)
     done = keep_decoded(model, reserved_bytes=10_000)
     assert done.layers == ["small"] and done.nbytes == 2 * 64 * 32
-    assert done.left == {"large": "12288 bytes more do not fit beside the reserve"}
+    assert done.left == {"large": "12288 more bytes do not fit outside the reserve"}
     assert [layer.keep_decoded for layer in model.values()] == [True, False]
 
 

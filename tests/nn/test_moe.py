@@ -284,7 +284,7 @@ def test_refusals():
         (
             lambda: MoE(E, H, I, format=MXFP4, activations="nvfp4"),
             ValueError,
-            "beside MXFP4 weights; use 'mxfp8_e4m3' or",
+            "with MXFP4 weights; use 'mxfp8_e4m3' or",
         ),
         (
             lambda: MoE.from_quantized(w13, ExpertWeights.quantize(down, MXFP4)),
@@ -311,8 +311,8 @@ def test_refusals():
             "hidden_scale with activations='16bit', which quantizes no rows; leave it out",
         ),
         (lambda: MoE(E, H, I, format=MXFP4, input_scale=0.5), ValueError, "input_scale with rows of MXFP8"),
-        (lambda: MoE(E, H, I, capacity=4), ValueError, "pass the group, too"),
-        (lambda: MoE(E, H, I, parallel="tensor"), ValueError, "pass the group, too"),
+        (lambda: MoE(E, H, I, capacity=4), ValueError, "also pass the group"),
+        (lambda: MoE(E, H, I, parallel="tensor"), ValueError, "also pass the group"),
         (lambda: MoE.from_experts([gate_up], down), TypeError, "gate_up is a list"),
         (lambda: MoE.from_quantized(gate_up, w13), TypeError, "w13 is a Tensor; pass a BlockScaledTensor or"),
         (lambda: MoE.from_quantized(w13, quantize(down[0])), ValueError, "w2 has data"),

@@ -36,7 +36,7 @@ def test_what_stays_and_why():
     done = replace_linears(model)
     assert done.layers == ["first"] and isinstance(model.first, QuantizedLinear)
     assert done.left == {
-        "odd": "in_features=24 is no multiple of 32",
+        "odd": "in_features=24 is not a multiple of 32",
         "lm_head": "by the pattern lm_head",
         "tied": "its weight is also embed.weight",
     }

@@ -122,7 +122,7 @@ def test_a_pair_without_a_kernel_is_refused(arch):
 
 def test_what_is_no_format_of_products_is_refused():
     w = tensor(nv.MXFP4, N, 256)
-    with pytest.raises(TypeError, match="^a_format='mxfp4' is no BlockFormat; pass a record"):
+    with pytest.raises(TypeError, match="^a_format='mxfp4' is not a BlockFormat; pass a record"):
         on_parts.gemm(w.data, w.data, w.scale, w.scale, a_format="mxfp4")
     with pytest.raises(ValueError, match="group 0 is MXFP4 and group 1 NVFP4"):
         nv.grouped_gemm([w, tensor(nv.NVFP4, N, 256)], [w, w])
@@ -181,7 +181,7 @@ def test_fp32_scales_of_one_column_may_have_any_stride():
 def test_a_format_by_its_name_is_refused():
     x, w = tensor(nv.MXFP4, M, 128), tensor(nv.MXFP4, 1, 100, 128)
     offs = torch.tensor([M], dtype=torch.int32)
-    with pytest.raises(TypeError, match="is no BlockFormat; pass a record"):
+    with pytest.raises(TypeError, match="is not a BlockFormat; pass a record"):
         on_parts.grouped_gemm(
             x.data, w.data, x.scale, w.scale, offs=offs, a_format="mxfp4", b_format=nv.MXFP4
         )

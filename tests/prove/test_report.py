@@ -137,7 +137,7 @@ def test_reader_round_trip(tmp_path, capsys):
         (json.dumps({"tool": "nvfp4-cute prove", "schema": 1}), "'made' is missing"),
         (
             "no json",
-            "prove.json is no JSON (Expecting value: line 1 column 1 (char 0)); give the prove-<gpu>.json",
+            "prove.json is not JSON (Expecting value: line 1 column 1 (char 0)); give the prove-<gpu>.json",
         ),
     ],
 )

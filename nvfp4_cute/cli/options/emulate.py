@@ -45,7 +45,7 @@ def add_parser(verbs: Verbs) -> None:
             "report hazards: races, missing fences, bytes that nobody wrote, leaks, stores out of bounds",
         ),
         ("--check=errors", "the same"),
-        ("--check=all", "show notes, too, and let warnings fail: they make the exit code 3"),
+        ("--check=all", "also show notes, and let warnings fail: they make the exit code 3"),
     ):
         level = spelling.partition("=")[2] or "errors"
         parser.add_argument(spelling, dest="check", action="store_const", const=level, help=what)

@@ -31,7 +31,7 @@ def add_parser(verbs: Verbs) -> None:
     look.add_argument("folder", help="of config.json and safetensors files, or a hub name that is downloaded")
     look.add_argument("--json", action="store_true", help="one object, for machines")
     look.set_defaults(run=lazily("models", "run_inspect"))
-    bench = kinds.add_parser("bench", help="tokens per second, prefill and decode, beside bf16")
+    bench = kinds.add_parser("bench", help="tokens per second, prefill and decode, compared with bf16")
     bench.add_argument("model", nargs="*", help="a name, a folder with config.json, or such a file")
     bench.add_argument(
         "--batch", nargs="+", type=types.positive, default=[1], help="sequences at once; default 1"
@@ -51,7 +51,7 @@ def add_parser(verbs: Verbs) -> None:
         help="of transformers, or grouped_sdpa, which copies no keys and values for heads that share them; default the model's",
     )  # fmt: skip
     bench.add_argument("--alone", action="store_true", help="every layer a launch of its own, none fused")
-    bench.add_argument("--layers", type=types.positive, help="only so many layers of the model")
+    bench.add_argument("--layers", type=types.positive, help="use only this many layers of the model")
     bench.add_argument("--device", default="cuda", help="default cuda")
     bench.add_argument("--json", action="store_true", help="one object, for machines")
     bench.add_argument("--save", type=Path, metavar="STEM", help="write STEM.json, STEM.md and STEM.png")
@@ -59,7 +59,7 @@ def add_parser(verbs: Verbs) -> None:
         "--read", type=Path, metavar="FILE", help="a report that was saved: page and picture anew"
     )
     bench.set_defaults(run=lazily("models", "run_bench"))
-    evaluate = kinds.add_parser("eval", help="KL divergence, perplexity and errors beside the 16-bit model")
+    evaluate = kinds.add_parser("eval", help="KL divergence, perplexity and errors against the 16-bit model")
     evaluate.add_argument("model", type=Path, help="folder of a 16-bit model, with its tokenizer")
     evaluate.add_argument("--text", required=True, help='a text file, or "random" for random tokens')
     evaluate.add_argument(
@@ -69,10 +69,12 @@ def add_parser(verbs: Verbs) -> None:
         "--ways", nargs="+", choices=WAYS[1:], help="weights rounded here; default both, or none with --checkpoint"
     )  # fmt: skip
     evaluate.add_argument(
-        "--calibrate", metavar="TEXT", help="scales of activations of this text, beside those of each input"
+        "--calibrate", metavar="TEXT", help="also evaluate scales of activations from this text"
     )
     evaluate.add_argument(
-        "--tokens", type=types.positive, help="only so many windows' worth of the text, rounded up"
+        "--tokens",
+        type=types.positive,
+        help="use at most this many tokens of the text, rounded up to windows",
     )
     evaluate.add_argument("--device", type=types.device, default="cpu", help="default cpu")
     evaluate.add_argument("--json", action="store_true", help="one object, for machines")

@@ -44,7 +44,7 @@ def add_parser(verbs: Verbs) -> None:
         "--emulator", metavar="GPU", help="emulate this GPU or architecture instead of using one"
     )
     parser.add_argument(
-        "--workers", type=types.whole, metavar="N", help="processes at a time; 0: none beside this one"
+        "--workers", type=types.whole, metavar="N", help="processes at a time; 0: only this one"
     )
     parser.add_argument(
         "--predict", metavar="GPU", help="predict the times of a GPU, into bench/results, and end"

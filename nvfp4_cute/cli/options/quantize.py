@@ -13,6 +13,7 @@ examples:
   nvfp4-cute quantize MODEL --out DIR --format mxfp8 --layout compressed-tensors
   nvfp4-cute quantize MODEL --out DIR --format nvfp4a16 --keep "*.down_proj"    some layers stay in 16 bits
   nvfp4-cute quantize MODEL --out DIR --calibrate text.txt --budget 4.75    layers that lose most get more bits
+  nvfp4-cute quantize MODEL --out DIR --calibrate text.txt --report report.md    what each layer lost, experts without tokens
   nvfp4-cute quantize MODEL --out DIR --lm-head nvfp4 --embedding mxfp8    the output layer and the embedding, too
 
 MODEL is a folder of config.json and safetensors files, one tensor an expert. --calibrate needs transformers (pip install
@@ -23,10 +24,13 @@ MODEL is a folder of config.json and safetensors files, one tensor an expert. --
 FORMATS = ("nvfp4", "nvfp4a16", "mxfp4", "mxfp8", "int4")
 
 
-METHODS = ("nearest", "search", "gptq")
+METHODS = ("nearest", "four_over_six", "search", "gptq")
 
 
 LAYOUTS = ("modelopt", "compressed-tensors")
+
+
+UNREACHED = ("refuse", "largest", "median")
 
 
 LAYER_FORMATS = ("nvfp4", "mxfp4", "mxfp8", "16bit")
@@ -41,19 +45,29 @@ def add_parser(verbs: Verbs) -> None:
     )
     parser.add_argument("--out", type=types.output_folder, required=True, help="folder to write")
     parser.add_argument(
-        "--format", choices=FORMATS, default="nvfp4", help="default nvfp4: 4-bit activations, too"
+        "--format", choices=FORMATS, default="nvfp4", help="default nvfp4: 4-bit weights and activations"
     )
     parser.add_argument("--layout", choices=LAYOUTS, help="default modelopt; of int4 compressed-tensors")
     parser.add_argument("--calibrate", metavar="TEXT", help='a text file, or "random" for random tokens')
     parser.add_argument(
         "--method", choices=METHODS, default="nearest",
-        help="nearest: scales of largest values (the default); search: of several scales a block, that of least squared error; "
-        "gptq: errors are made up for on the calibration text, block after block of the model",
+        help="nearest: scales of largest values (the default); four_over_six: those or 1.5 times as large ones, whichever lose "
+        "less; search: of several scales a block, that of least squared error; gptq: errors are made up for on the calibration "
+        "text, block after block of the model",
     )  # fmt: skip
     parser.add_argument("--keep", nargs="+", default=[], metavar="PATTERN", help="layers to leave in 16 bits")
     parser.add_argument(
         "--budget", type=float, metavar="BITS",
         help="mean bits a weight: layers that lose most on the calibration text get MXFP8 or stay in 16 bits",
+    )  # fmt: skip
+    parser.add_argument(
+        "--unreached", choices=UNREACHED, default="refuse",
+        help="experts that no token of the text reached: refuse (the default) writes nothing; largest, median: their activations "
+        "have that scale of their layer's other experts, and calibration.json names them",
+    )  # fmt: skip
+    parser.add_argument(
+        "--report", type=types.output_file, metavar="FILE",
+        help="write a page of every layer: tokens, errors, lost and cut blocks, a verdict; with a picture next to it",
     )  # fmt: skip
     for option, what in (("--lm-head", "output layer"), ("--embedding", "embedding")):
         parser.add_argument(

@@ -366,7 +366,7 @@ class Checkpoint:
         of_a_layer = {name for names in self._foreign.values() for name in names}
         if foreign is not None and foreign not in of_a_layer:
             raise CheckpointError(
-                f"{foreign} is no tensor of {convention.tool}, which quant_method names; config.json and the tensors are of "
+                f"{foreign} is not a tensor of {convention.tool}, which quant_method names; config.json and the tensors are of "
                 "different exports: fetch both again"
             )
 

@@ -121,7 +121,7 @@ def _scheme(name: str, group: Config, default: str | None) -> Scheme:
     is_token = (given.get("num_bits"), given.get("strategy"), given.get("dynamic")) == (8, "token", True)
     if found == INT4 and given and not (is_token and given.get("symmetric", True) is True):
         raise CheckpointError(
-            f"config_groups.{name} quantizes activations beside int4 weights, and not to 8 bits with a scale a token as it "
+            f"config_groups.{name} quantizes activations of int4 weights, and not to 8 bits with a scale a token as it "
             "comes: export the weights alone, or W4A8"
         )
     has_zero_points = found == INT4 and weights.get("symmetric", True) is not True

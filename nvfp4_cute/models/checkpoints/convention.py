@@ -134,9 +134,7 @@ def names_of(given: Any) -> list[str]:
     is_list = isinstance(given, Iterable) and not isinstance(given, str | bytes | Mapping)
     names = list(given) if is_list else [given]
     if not is_list or not all(isinstance(name, str) for name in names):
-        raise CheckpointError(
-            f"{reprlib.repr(given)} is no list of modules' names, as a config of quantized layers has them: correct config.json"
-        )
+        raise CheckpointError(f"{reprlib.repr(given)} is not a list of module names; correct config.json")
     return names
 
 

@@ -56,7 +56,7 @@ def of_compressed_tensors(prefix: str, tensors: Tensors) -> Ordered:
     n, k = len(data), 2 * data.shape[1]
     if SHAPE in tensors and tensors[SHAPE].tolist() != [n, k]:
         raise CheckpointError(
-            f"{prefix} is said to be {tensors[SHAPE].tolist()}, and its packed values are {[n, k]}: K is no multiple of 8, or "
+            f"{prefix} is said to be {tensors[SHAPE].tolist()}, and its packed values are {[n, k]}: K is not a multiple of 8, or "
             "the two are of different exports"
         )
     zero_points = tensors.get(ZERO)
@@ -167,7 +167,7 @@ def _stored(
             )
         if scale.dtype == torch.float32:
             raise CheckpointError(
-                f"{prefix} has float32 scales beside zero points; export it with 16-bit scales"
+                f"{prefix} has float32 scales and zero points; export it with 16-bit scales"
             )
     format = int4_format(k // blocks, scale.dtype, zero_points=zero_points is not None)
     stored = scale.contiguous() if zero_points is None else scale_words(scale, zero_points)

@@ -44,10 +44,10 @@ def parse_object(text: bytes, path: Path) -> dict[str, Any]:
         found = json.loads(text.decode(), object_pairs_hook=_object)
     except (ValueError, RecursionError) as error:
         raise CheckpointError(
-            f"{path} is no JSON ({error}): the file is damaged or cut; fetch it again"
+            f"{path} is not JSON ({error}): the file is damaged or cut; fetch it again"
         ) from None
     if not isinstance(found, dict):
-        raise CheckpointError(f"{path} has JSON that is no object: the file is damaged; fetch it again")
+        raise CheckpointError(f"{path} has JSON that is not an object: the file is damaged; fetch it again")
     return found
 
 

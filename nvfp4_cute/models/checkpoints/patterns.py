@@ -53,7 +53,7 @@ def matcher(pattern: str) -> Callable[[str], object]:
         tree, compiled = parser.parse(pattern), re.compile(pattern)
         choices = _choices(tree)
     except (re.error, OverflowError, RecursionError) as error:
-        raise CheckpointError(f"re:{pattern} is no regular expression: {error}") from None
+        raise CheckpointError(f"re:{pattern} is not a regular expression: {error}") from None
     flags = tree.state.flags & (re.IGNORECASE | re.MULTILINE | re.DOTALL | re.ASCII | re.LOCALE)
     if _is_cheap(choices, MAX_NAME):
         return compiled.match

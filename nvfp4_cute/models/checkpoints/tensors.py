@@ -161,9 +161,7 @@ def _files(folder: Path) -> tuple[list[str], dict[str, str]]:
     names = sorted(p.name for p in folder.glob("*.safetensors"))
     absent = [name for name in names if not (folder / name).is_file()]
     if absent:
-        raise FileNotFoundError(
-            f"{folder / absent[0]} is no file, or a link to one that is not there; fetch all files"
-        )
+        raise FileNotFoundError(f"{folder / absent[0]} is not a file, or is a dangling link; fetch all files")
     if not names:
         pickled = next((p.name for p in (*folder.glob("*.bin"), *folder.glob("*.pt")) if p.is_file()), None)
         way_out = (
@@ -180,7 +178,7 @@ def _files_of_index(folder: Path, path: Path) -> tuple[list[str], dict[str, str]
     if not isinstance(index, dict) or not index:
         raise CheckpointError(f"{path} has no weight_map of tensors and files; fetch it again")
     if not all(isinstance(name, str) for name in index.values()):
-        raise CheckpointError(f"{path} has a weight_map whose files are no names; fetch it again")
+        raise CheckpointError(f"{path} has a weight_map whose files are not names; fetch it again")
     names = sorted(set(index.values()))
     for name in names:
         if PurePath(name).is_absolute() or ".." in PurePath(name).parts or "\0" in name:

@@ -8,6 +8,7 @@ from typing import Any, cast
 import torch
 
 from nvfp4_cute.errors import CheckpointError
+from nvfp4_cute.models.checkpoints.names import expert_of, spellings
 from nvfp4_cute.models.quantizing.observe import Site, observed
 from nvfp4_cute.terminal import Progress
 
@@ -19,15 +20,44 @@ TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt
 
 @dataclass
 class Seen:
-    """Largest magnitudes of inputs.
+    """Largest magnitudes of inputs, how many rows there were, and the sum of their squares.
 
     Attributes:
         linears: module -> float.
         experts: module -> [2, E], for the rows of the first and of the second product; 0 for experts that got no token.
+        rows: (module, expert or None) -> tokens that reached it.
+        squares: (module, expert or None, whether it is the second product) -> float32 [K], sum of squares per column.
     """
 
     linears: dict[str, float] = field(default_factory=dict)
     experts: dict[str, torch.Tensor] = field(default_factory=dict)
+    rows: dict[tuple[str, int | None], int] = field(default_factory=dict)
+    squares: dict[tuple[str, int | None, bool], torch.Tensor] = field(default_factory=dict)
+
+    def note(self, name: str, site: Site, rows: torch.Tensor) -> None:
+        """Count the rows of a place."""
+        flat = rows.flatten(0, -2).float()
+        if not site.second:
+            key = (name, site.expert)
+            self.rows[key] = self.rows.get(key, 0) + len(flat)
+        place, squares = (name, site.expert, site.second), flat.square().sum(0).cpu()
+        self.squares[place] = self.squares[place] + squares if place in self.squares else squares
+
+    def tokens(self, name: str) -> tuple[int | None, torch.Tensor | None]:
+        """Tokens that reached a layer of a checkpoint, 0 of an expert without one, and mean squares of its input's columns.
+
+        None of what the model did not run.
+        """
+        expert = expert_of(name)
+        number, prefix = (None, name) if expert is None else (expert[2], expert[0])
+        is_second = expert is not None and expert[1] == "down"
+        for one in spellings(prefix):
+            if count := self.rows.get((one, number), 0):
+                found = self.squares.get((one, number, is_second))
+                return count, None if found is None else found / count
+            if number is not None and one in self.experts:
+                return None if self.experts[one][int(is_second)][number] > 0 else 0, None
+        return None, None
 
 
 def check_text(text: str) -> None:
@@ -57,7 +87,7 @@ def samples(folder: Path, text: str, vocabulary: int) -> list[torch.Tensor]:
     try:
         content = Path(text).read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
-        raise ValueError(f'{text} is no text in UTF-8 ({error}); pass a text file, or "random"') from None
+        raise ValueError(f'{text} is not UTF-8 text ({error}); pass a text file, or "random"') from None
     # Without these files transformers makes a tokenizer without a vocabulary.
     if not any((folder / name).is_file() for name in TOKENIZER_FILES):
         raise ValueError(f'{folder} has no tokenizer; pass "random" for random tokens, not {text}')
@@ -91,6 +121,7 @@ def largest_inputs(model: Any, batches: list[torch.Tensor]) -> Seen:
                 f"inputs of {name} are not finite on the calibration text: no scale covers them; run the model in bfloat16 or "
                 "float32, or calibrate on another text"
             )
+        seen.note(name, site, rows)
         if site.expert is None:
             seen.linears[name] = max(seen.linears.get(name, 0.0), amax)
         else:

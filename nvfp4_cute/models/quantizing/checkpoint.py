@@ -5,11 +5,12 @@ import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 
 from nvfp4_cute.errors import CheckpointError
+from nvfp4_cute.formats.block_format import NVFP4
 from nvfp4_cute.models.checkpoints.checkpoint import read_config
 from nvfp4_cute.models.checkpoints.names import EMBEDDINGS, OUTPUT, expert_of, spellings
 from nvfp4_cute.models.checkpoints.stored import StoredWeight
@@ -28,12 +29,24 @@ from nvfp4_cute.models.quantizing.layouts import (
     tensors,
     weight_only,
 )
+from nvfp4_cute.models.quantizing.report import LayerNote
 from nvfp4_cute.models.quantizing.rules import Layer, Rules, groups, layers_to_quantize, named
-from nvfp4_cute.models.quantizing.weights import Rounding, check_finite, global_scale, quantized
+from nvfp4_cute.models.quantizing.weights import (
+    Rounding,
+    check_finite,
+    four_over_six,
+    global_scale,
+    quantized,
+)
 from nvfp4_cute.terminal import Progress
 
-Method = Literal["nearest", "search", "gptq"]
-METHODS = ("nearest", "search", "gptq")
+Method = Literal["nearest", "four_over_six", "search", "gptq"]
+METHODS = get_args(Method)
+# What experts that no token reached become: nothing is written, or their activations have a scale of their layer's others.
+Unreached = Literal["refuse", "largest", "median"]
+UNREACHED = get_args(Unreached)
+# Beside the tensors: what the calibration did not see.
+CALIBRATION = "calibration.json"
 
 # Files that are not copied. All others besides tensors belong to the model, whatever its weights are.
 NOT_COPIED = ("config.json", "hf_quant_config.json", INDEX)
@@ -59,13 +72,13 @@ class Written:
     Attributes:
         layers: number of quantized layers.
         left_out: name -> reason, for matrices that were not quantized.
-        unreached: experts' projections that no token of the calibration reached; their activations get the largest scale of
-            their layer.
+        unreached: experts' projections that no token of the calibration reached, filled as the caller asked.
         uncompensated: with "gptq", layers without recorded inputs, whose scales were searched instead.
         bits_per_weight: mean over the layers that the rules quantize, including scales and layers that patterns keep in 16
             bits, and over the output layer and the embedding if they are quantized.
         bytes_before, bytes_after: bytes of all tensors.
         error: root mean square of the weights' errors divided by that of the weights.
+        notes: one per quantized layer (``quantizing.report``).
     """
 
     layers: int
@@ -76,6 +89,7 @@ class Written:
     bytes_before: int
     bytes_after: int
     error: float
+    notes: list[LayerNote]
 
 
 def config_of_16_bits(folder: str | Path) -> dict[str, Any]:
@@ -98,6 +112,7 @@ def quantize_checkpoint(
     formats: Mapping[str, str] | None = None,
     lm_head: str | None = None,
     embedding: str | None = None,
+    unreached: Unreached = "refuse",
     device: torch.device | str = "cpu",
 ) -> Written:
     """Writes ``out`` with the layers' weights quantized and everything else unchanged.
@@ -107,7 +122,8 @@ def quantize_checkpoint(
         out: a folder without tensors; created if necessary.
         format: a key of RECIPES.
         layout: an entry of LAYOUTS.
-        method: "nearest" scales every block by its largest value. "search" minimizes the squared error of every block. "gptq"
+        method: "nearest" scales every block by its largest value. "four_over_six" (NVFP4) tries this scale and 1.5 times it.
+            "search" minimizes the squared error of every block. "gptq"
             searches scales, and later columns compensate for errors of earlier ones (``quantizing.gptq``).
         seen: result of ``calibrate.largest_inputs``; required where activations have stored scales, except by "gptq", which
             finds them itself.
@@ -117,10 +133,14 @@ def quantize_checkpoint(
         lm_head, embedding: entries of LAYER_FORMATS for the output layer and for the embedding; None for "16bit". If the model
             ties them, a None becomes the other's format, and they stay tied. If both are given and differ, the output layer
             gets its own weights.
+        unreached: what happens if no token of the calibration reached an expert whose activations need a scale, or that "gptq"
+            needs inputs of. "refuse" raises and writes nothing. "largest" and "median" use that scale of the layer's other
+            experts, "gptq" searches their scales, and calibration.json names them.
         device: device on which weights are rounded, and on which "gptq" runs blocks.
 
     Raises:
-        CheckpointError: the model is already quantized, has no layer to quantize, or a layer was not calibrated.
+        CheckpointError: the model is already quantized, has no layer to quantize, a layer was not calibrated, or no token
+            reached an expert.
         ValueError: a choice is unknown, or "gptq" has no calibration.
     """
     own = dict(formats or {})
@@ -133,11 +153,15 @@ def quantize_checkpoint(
         raise ValueError(
             f'format={format!r} with layout={layout!r}, which has no word for it; pass layout="{RECIPES[format].layouts[0]}"'
         )
+    if method == "four_over_six" and RECIPES[format].weights != NVFP4:
+        raise ValueError(f'method="four_over_six" chooses scales of NVFP4, not of {format}; take "search"')
     unknown = [f for f in (*own.values(), lm_head, embedding) if f is not None and f not in LAYER_FORMATS]
     if unknown:
         raise ValueError(
-            f"{unknown[0]!r} is no format of a single layer; there are {', '.join(LAYER_FORMATS)}"
+            f"{unknown[0]!r} is not a format of single layers; there are {', '.join(LAYER_FORMATS)}"
         )
+    if unreached not in UNREACHED:
+        raise ValueError(f"unreached={unreached!r} is none of {', '.join(UNREACHED)}")
     if (method == "gptq") != (calibration is not None):
         raise ValueError(
             f"method={method!r} with calibration={calibration!r}: gptq, and it alone, runs the model on a text; pass a "
@@ -165,7 +189,7 @@ def quantize_checkpoint(
             else [(name, files[name].dtype, entry.shape)]
         )
     ]
-    work = _Work(files, method, torch.device(device))
+    work = _Work(files, method, torch.device(device), unreached)
     with TensorWriter(target, shapes) as writer:
         # Steps that may raise come before the first write.
         for members, weights, scale in work.rounded(groups(layers), seen, calibration):
@@ -177,12 +201,15 @@ def quantize_checkpoint(
             if name not in by_name:
                 writer.write(name, files[name])
     recipes = {layer.name: layer.recipe for layer in layers}
+    if work.unreached:
+        said = {"unreached": sorted(work.unreached), "filled_by": unreached, "method": method}
+        (target / CALIBRATION).write_text(json.dumps(said, indent=1) + "\n")
     _write_rest(
         source, target, config, recipes, layout, sorted(n for n in left_out if not n.endswith(".weight"))
     )
     return Written(
         len(layers), left_out, work.unreached, work.uncompensated, bits_per_weight(files, layers, rules.recipe), files.nbytes,
-        TensorFiles(target).nbytes, work.relative_error,
+        TensorFiles(target).nbytes, work.relative_error, work.notes,
     )  # fmt: skip
 
 
@@ -229,7 +256,9 @@ class _Work:
     files: TensorFiles
     method: Method
     device: torch.device
+    fill: Unreached
     unreached: list[str] = field(default_factory=list)
+    notes: list[LayerNote] = field(default_factory=list)
     uncompensated: list[str] = field(default_factory=list)
     squares: list[float] = field(default_factory=lambda: [0.0, 0.0])  # sums over errors and over values
 
@@ -251,13 +280,28 @@ class _Work:
                 del rest[members[0].group]
                 if not inputs.rows:
                     self.unreached.extend(layer.name for layer in members)
+                    self._may_fill()
                 needs = members[0].recipe.needs_calibration
                 yield members, weights, global_scale(torch.tensor(inputs.amax)) if needs else None
-        scales = _input_scales(rest, seen, self.unreached)
+        amax = _largest_inputs(rest, seen, self.unreached, self.fill)
+        self._may_fill()
         for members in Progress(rest.values(), desc="quantize", unit="layer"):
-            yield members, self.compensated(members, Inputs()), scales.get(members[0].group)
+            given = amax.get(members[0].group)
+            weights = self.compensated(members, Inputs(), seen)
+            yield members, weights, None if given is None else global_scale(torch.tensor(given))
 
-    def compensated(self, members: list[Layer], inputs: Inputs) -> list[StoredWeight]:
+    def _may_fill(self) -> None:
+        """Raises CheckpointError if no token reached an expert and the caller did not ask to fill it."""
+        if self.unreached and self.fill == "refuse":
+            experts = {name.rpartition(".")[0] for name in self.unreached}
+            raise CheckpointError(
+                f"no token of the calibration reached {len(experts)} experts, such as {min(experts)}: nothing says which "
+                "activations they have; calibrate on more text, or fill them with --unreached median or largest"
+            )
+
+    def compensated(
+        self, members: list[Layer], inputs: Inputs, seen: Seen | None = None
+    ) -> list[StoredWeight]:
         """Rounds layers that share a global scale with GPTQ, or without compensation where no rows of inputs were recorded."""
         weights = [self.files[f"{layer.name}.weight"].to(self.device) for layer in members]
         for layer, weight in zip(members, weights, strict=True):
@@ -266,8 +310,10 @@ class _Work:
             except ValueError as error:
                 raise CheckpointError(f"{layer.name}.weight: {error}") from error
         amax = torch.stack([w.abs().amax().float() for w in weights]).amax()
-        search, format = self.method != "nearest", members[0].recipe.weights.name
-        if inputs.hessian is not None:
+        search, format = self.method in ("search", "gptq"), members[0].recipe.weights.name
+        if self.method == "four_over_six" and members[0].recipe.weights == NVFP4:
+            found = [four_over_six(w, amax) for w in weights]
+        elif inputs.hessian is not None:
             whole = torch.cat(weights)
             rounding = Rounding.of(whole, format, amax, search)
             found = gptq(whole, rounding, inputs.hessian).split([len(w) for w in weights])
@@ -275,17 +321,27 @@ class _Work:
             if self.method == "gptq":
                 self.uncompensated.extend(layer.name for layer in members)
             found = [quantized(w, format, amax, search) for w in weights]
-        for weight, stored in zip(weights, found, strict=True):
-            values = weight.double()
-            self.squares[0] += float((stored.dequantize(torch.float32).double() - values).square().sum())
-            self.squares[1] += float(values.square().sum())
+        for layer, weight, stored in zip(members, weights, found, strict=True):
+            tokens, squares = _seen_of(layer, inputs, seen)
+            note = LayerNote.of(layer, weight, stored, tokens, squares)
+            values = float(weight.double().square().sum())
+            self.squares[0] += note.error**2 * values
+            self.squares[1] += values
+            self.notes.append(note)
         return found
 
 
-def _input_scales(
-    parts: Mapping[str, list[Layer]], seen: Seen | None, unreached: list[str]
-) -> dict[str, torch.Tensor]:
-    """Returns the global scale of the input of every group that stores one."""
+def _seen_of(layer: Layer, inputs: Inputs, seen: Seen | None) -> tuple[int | None, torch.Tensor | None]:
+    """Returns how many tokens reached a layer, and mean squares of its input's columns; None without a calibration."""
+    if inputs.hessian is not None:
+        return inputs.rows, inputs.hessian.diagonal() / inputs.rows
+    return (None, None) if seen is None else seen.tokens(layer.name)
+
+
+def _largest_inputs(
+    parts: Mapping[str, list[Layer]], seen: Seen | None, unreached: list[str], fill: Unreached
+) -> dict[str, float]:
+    """Returns the largest magnitude of the input of every group that stores a scale of it."""
     parts = {group: members for group, members in parts.items() if members[0].recipe.needs_calibration}
     if not parts:
         return {}
@@ -296,12 +352,12 @@ def _input_scales(
             f"(nvfp4a16), or leave out what the model of config.json does not have (--keep {name})"
         )
     return {
-        group: global_scale(torch.tensor(max(_seen_by(layer.name, seen, unreached) for layer in members)))
+        group: max(_seen_by(layer.name, seen, unreached, fill) for layer in members)
         for group, members in parts.items()
     }
 
 
-def _seen_by(name: str, seen: Seen, unreached: list[str]) -> float:
+def _seen_by(name: str, seen: Seen, unreached: list[str], fill: Unreached) -> float:
     expert = expert_of(name)
     for one in spellings(name):
         if one in seen.linears:
@@ -313,7 +369,9 @@ def _seen_by(name: str, seen: Seen, unreached: list[str]) -> float:
             row = table[1 if kind == "down" else 0]
             if row[number] == 0:
                 unreached.append(name)
-            return float(row[number]) or float(row.amax())
+                reached = row[row > 0]
+                return float(reached.median() if fill == "median" and len(reached) else row.amax())
+            return float(row[number])
     raise CheckpointError(
         f"{name} was not calibrated: the model of config.json has no such layer; leave it out with --keep {name}"
     )

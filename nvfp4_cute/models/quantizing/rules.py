@@ -99,7 +99,7 @@ def layers_to_quantize(entries: Mapping[str, Entry], rules: Rules) -> tuple[list
         if isinstance(recipe, str):
             left[name] = f"by the rule {recipe}"
         elif k % recipe.group_size:
-            left[name] = f"K={k} is no multiple of {recipe.group_size}"
+            left[name] = f"K={k} is not a multiple of {recipe.group_size}"
         else:
             group = group_of(name)
             chosen.append(

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 import torch
 
-from nvfp4_cute.formats.block_format import BlockFormat, format_named
+from nvfp4_cute.formats.block_format import FOUR_OVER_SIX, NVFP4, BlockFormat, format_named
+from nvfp4_cute.formats.block_scaled import quantize
 from nvfp4_cute.formats.block_scales import nearest_rounding, scale_codes
 from nvfp4_cute.formats.codecs import (
     decode,
@@ -117,14 +118,26 @@ def quantized(
     return rounding.stored(codes.flatten(-2), scale)
 
 
+def four_over_six(weight: torch.Tensor, amax: torch.Tensor | None = None) -> StoredWeight:
+    """NVFP4 weights by ``quantize(..., method="four_over_six")``, row-major scales; takes the arguments of :func:`quantized`.
+
+    The global scale is amax / 1536.
+    """
+    check_finite(weight)
+    amax = weight.abs().amax() if amax is None else amax
+    factor = global_scale(amax, FOUR_OVER_SIX.global_scale_divisor)
+    made = quantize(weight.float(), format=FOUR_OVER_SIX, global_scale=factor, scale_layout="rowmajor")
+    return StoredWeight(NVFP4.name, made.data, made.scale, factor, tuple(weight.shape))
+
+
 def check_finite(weight: torch.Tensor) -> None:
     """Raises ValueError for weights that are not finite."""
     if not bool(torch.isfinite(weight).all()):
         raise ValueError("weights have values that are not finite; they cannot be quantized")
 
 
-def global_scale(amax: torch.Tensor) -> torch.Tensor:
-    """Returns amax / 2688 as float32 without dimensions; 1 for weights that are all zero."""
+def global_scale(amax: torch.Tensor, divisor: float = GLOBAL_SCALE_DIVISOR) -> torch.Tensor:
+    """Returns amax / ``divisor`` as float32 without dimensions; 1 for weights that are all zero."""
     amax = amax.float().reshape(())
     tiny = torch.finfo(torch.float32).tiny
-    return torch.where(amax == 0, 1.0, (amax / torch.full_like(amax, GLOBAL_SCALE_DIVISOR)).clamp(min=tiny))
+    return torch.where(amax == 0, 1.0, (amax / torch.full_like(amax, divisor)).clamp(min=tiny))

@@ -274,7 +274,7 @@ def _check_shape(name: str, k: int, loaded: torch.Tensor) -> None:
     """Raises if the weights had another K before they were packed."""
     if int(loaded[1]) != k:
         raise CheckpointError(
-            f"{name} is {loaded.tolist()}, and by config.json K is {k}: these are different models, or K is no multiple of 8"
+            f"{name} is {loaded.tolist()}, and by config.json K is {k}: these are different models, or K is not a multiple of 8"
         )
 
 
