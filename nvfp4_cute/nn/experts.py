@@ -226,7 +226,7 @@ class ExpertsNVFP4(SortedExperts):
         self.register_buffer("second_input", second_input)
 
     def extra_repr(self) -> str:
-        """Shows sizes and modes."""
+        """Shows sizes and the mode of the experts."""
         return f"{self.num_experts} of {self.hidden_size} x {self.intermediate_size}, activations={self.activations!r}"
 
     def products(self, rows: torch.Tensor, offs: torch.Tensor, expert_of_row: torch.Tensor) -> torch.Tensor:

@@ -99,7 +99,7 @@ class Result(NamedTuple):
 
     @property
     def format(self) -> BlockFormat | None:
-        """Format of quantized results; None for other results."""
+        """Format of the result if it is quantized; None otherwise."""
         return result_format(self.dtype)
 
 
