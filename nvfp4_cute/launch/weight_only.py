@@ -25,9 +25,9 @@ from nvfp4_cute.operands.products import Product
 from nvfp4_cute.operands.rules import one_each, out_lines
 from nvfp4_cute.planning.arch import (
     choose_weight_only,
+    is_faster_than_few_rows,
     num_clusters,
     parts_of_k,
-    weight_only_families,
     weight_only_family_of,
 )
 from nvfp4_cute.planning.choose import check_order
@@ -243,10 +243,9 @@ def product_task(product: Product, gpu: Gpu) -> Task:
         )
     if not out.numel() or not is_plain:
         return W4A16Task(product)
-    fitting = (f for f in weight_only_families(gpu.arch) if (None, b.format) in f.PAIRS)
-    size = (rounded_rows(m), b.rows, k, batches, gpu.num_sms, b.format)
+    size = rounded_rows(m), b.rows, k, batches, b.format
     if b.format.order == "rows" and not is_batch_invariant():
-        if not any(family.is_faster_than_few_rows(*size) for family in fitting):
+        if not is_faster_than_few_rows(gpu.arch, gpu.num_sms, *size):
             return W4A16Task(product)
     form: Form = "list" if batches == 1 else "batched"
     alpha, sizes = one_each(product.alpha, batches), ((m, b.rows, k),) * batches

@@ -194,12 +194,6 @@ def test_what_is_refused():
     )
 
 
-def test_products_of_few_rows_stay_where_they_were_measured():
-    """gemm and gemv use the kernel for few rows, because this kernel has no measured times for such weights."""
-    assert planning.is_faster_than_few_rows(64, 4096, 4096, 1, 132)
-    assert not any(planning.is_faster_than_few_rows(64, 4096, 4096, 1, 132, f) for f in FORMATS)
-
-
 LARGEST = [(format, chosen) for format in FORMATS for chosen in largest_candidates(1, format)]
 
 

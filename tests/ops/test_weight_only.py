@@ -7,12 +7,12 @@ from nvfp4_cute import quantize
 from nvfp4_cute.errors import UnsupportedProblem
 from nvfp4_cute.formats.block_format import NVFP4
 from nvfp4_cute.gpus.targets import lookup
+from nvfp4_cute.launch import weight_only
 from nvfp4_cute.launch.simt import W4A16Task
 from nvfp4_cute.launch.weight_only import WeightOnlyTask, product_task
 from nvfp4_cute.operands.grouped import Result, Weights, check_device_groups, check_lists
 from nvfp4_cute.operands.products import check_weight_only
 from nvfp4_cute.ops.parts import dual_gemm, gemm, grouped_dual_gemm, grouped_gemm
-from nvfp4_cute.planning.arch import sm90_weight_only as planning
 from nvfp4_cute.problem import Gate
 
 EMULATED = "emulator:sm_90a"
@@ -146,7 +146,7 @@ def test_lists_are_of_one_dtype():
 @pytest.mark.parametrize("batches", [1, 2])
 def test_gemm_by_the_grouped_kernel(monkeypatch, batches):
     """A batch, whose results are batch by batch in memory, also has the reference's results."""
-    monkeypatch.setattr(planning, "is_faster_than_few_rows", lambda *sizes: True)
+    monkeypatch.setattr(weight_only, "is_faster_than_few_rows", lambda *sizes: True)
     generator = torch.Generator().manual_seed(1)
     x = torch.randn(batches, 20, K, generator=generator).bfloat16().permute(1, 2, 0)
     w = quantize(torch.randn(batches, N, K, generator=generator))

@@ -21,6 +21,7 @@ from nvfp4_cute.planning.arch import (
     warp_mma,
 )
 from nvfp4_cute.planning.arch.base import Family, Mma, WeightOnlyFamily, in_order
+from nvfp4_cute.planning.arch.simt import w4a16_us
 from nvfp4_cute.planning.config import KernelConfig
 from nvfp4_cute.problem import GroupedProblem
 
@@ -123,11 +124,35 @@ def choose_weight_only(
             f"multiples of {warp_mma.K_MULTIPLE}: pad K with zeros"
         )
 
-    family = fitting[0]
-    few = warp_mma.mean_rows(sizes, is_ragged) <= warp_mma.MOST_ROWS_BESIDE_WGMMA
-    if warp_mma in fitting and few and not parts:
-        family = warp_mma
-    return family.choose(sizes, num_sms, num_b, is_ragged, b_format, parts)
+    if parts:
+        return fitting[0].choose(sizes, num_sms, num_b, is_ragged, b_format, parts)
+    how = num_b, is_ragged, b_format
+    chosen = [family.choose(sizes, num_sms, *how) for family in fitting]
+    if len(chosen) == 1 or not any(min(size) > 0 for size in sizes):
+        return chosen[0]
+    return min(
+        chosen,
+        key=lambda config: weight_only_family_of(arch, config).estimate_us(
+            sizes, config, num_sms, *how, arch
+        ),
+    )
+
+
+def is_faster_than_few_rows(
+    arch: str, num_sms: int, m: int, n: int, k: int, batches: int, b_format: BlockFormat = NVFP4
+) -> bool:
+    """Returns whether a grouped kernel multiplies [m, k] x [n, k] per batch faster than ``kernels/simt/w4a16.py``.
+
+    It does not where there is none for K. Raises UnsupportedTarget if ``arch`` has none at all.
+    """
+    sizes = ((m, n, k),) * batches
+    try:
+        config = choose_weight_only(arch, sizes, num_sms, b_format=b_format)
+    except UnsupportedProblem:
+        return False
+    family = weight_only_family_of(arch, config)
+    us = family.estimate_us(sizes, config, num_sms, b_format=b_format, arch=arch)
+    return us < w4a16_us(arch, num_sms, m, n, k, batches, b_format)
 
 
 def oldest_dsl(arch: str) -> tuple[int, int]:

@@ -1,7 +1,11 @@
 """Interface of architecture families, and limits that all of them share."""
 
+import math
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
+from functools import lru_cache
+from statistics import NormalDist
 from typing import Protocol
 
 import numpy as np
@@ -409,10 +413,17 @@ class WeightOnlyFamily(Protocol):
     def workspace_bytes(self, config: KernelConfig, num_cta: int) -> int:
         """Returns the workspace of a launch in bytes of device memory, without its counters."""
 
-    def is_faster_than_few_rows(
-        self, m: int, n: int, k: int, batches: int, num_sms: int, b_format: BlockFormat = NVFP4
-    ) -> bool:
-        """Returns whether this kernel is faster than ``kernels/simt/w4a16.py`` for [m, k] x [n, k] per batch."""
+    def estimate_us(
+        self,
+        sizes: tuple[tuple[int, int, int], ...],
+        config: KernelConfig,
+        num_sms: int,
+        num_b: int = 1,
+        is_ragged: bool = False,
+        b_format: BlockFormat = NVFP4,
+        arch: str = "sm_90a",
+    ) -> float:
+        """Returns the modelled time of a launch in us. At least one group must have work. See :meth:`choose`."""
 
 
 # ---- default members of families --------------------------------------------------------------------
@@ -439,3 +450,73 @@ def never_in_turns(config: KernelConfig, num_b: int = 1, formats: Formats = NVFP
 def no_estimates(problem: GroupedProblem, num_sms: int) -> Sequence[Estimated]:
     """Implements ``Family.estimates`` for families that estimate no times."""
     return ()
+
+
+# ---- sizes that only the device knows -----------------------------------------------------------------
+# Largest mean of a Poisson distribution whose quantiles are summed exactly.
+MOST_EXACT_MEAN = 300
+
+
+def spread(sizes: Sequence[tuple[int, int, int]]) -> list[tuple[int, int, int]]:
+    """Returns group sizes when rows are routed uniformly at random (Poisson quantiles), with the total rows unchanged."""
+    (_, n, k), mean = sizes[0], sum(m for m, _, _ in sizes) / len(sizes)
+    if mean > MOST_EXACT_MEAN:
+        normal = NormalDist(mean, math.sqrt(mean))
+        return [(round(normal.inv_cdf((g + 0.5) / len(sizes))), n, k) for g in range(len(sizes))]
+    found = list[tuple[int, int, int]]()
+    rows, part = 0, math.exp(-mean)
+    below = part
+    for g in range(len(sizes)):
+        while below < (g + 0.5) / len(sizes):
+            rows += 1
+            part *= mean / rows
+            below += part
+        found.append((rows, n, k))
+    return found
+
+
+@lru_cache(maxsize=64)
+def live_sizes(
+    sizes: tuple[tuple[int, int, int], ...], is_ragged: bool
+) -> Mapping[tuple[int, int, int], int]:
+    """Returns the number of groups per size, without groups that have no work."""
+    counted = Counter(spread(sizes) if is_ragged else sizes)
+    return {size: count for size, count in counted.items() if min(size) > 0}
+
+
+# ---- GPUs next to the one on which times were measured ------------------------------------------------
+@dataclass(frozen=True)
+class Pace:
+    """What scales measured times of weight-only kernels to another GPU.
+
+    Attributes:
+        memory_bytes: bytes that a copy moves per us and SM. clock: of SMs under load, in MHz.
+    """
+
+    memory_bytes: float
+    clock: float
+
+
+# An H200's is measured; of the others 0.9 times what their makers say of the GPU with most memory bandwidth an SM.
+PACES = {
+    "sm_80": Pace(17000, 1410),
+    "sm_86": Pace(10300, 1700),
+    "sm_89": Pace(7100, 2500),
+    "sm_90a": Pace(31800, 1755),
+    "sm_100a": Pace(48600, 1900),
+    "sm_103a": Pace(48600, 1900),
+    "sm_110a": Pace(12300, 1570),
+    "sm_120a": Pace(9500, 2400),
+    "sm_121a": Pace(5100, 2400),
+}
+H200_SMS = 132
+
+
+def paced_us(arch: str, num_sms: int, us: float, nbytes: float) -> float:
+    """Returns the time of a kernel without its launch: what it takes an H200, or what memory takes if that is more.
+
+    us: on an H200. nbytes: that are moved from and to memory.
+    """
+    pace = PACES[arch]
+    work = us * (H200_SMS * PACES["sm_90a"].clock) / (num_sms * pace.clock)
+    return max(work, nbytes / (pace.memory_bytes * num_sms))

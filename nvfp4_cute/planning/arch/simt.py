@@ -15,6 +15,7 @@ from nvfp4_cute.formats.block_format import (
     FP8_128x128,
 )
 from nvfp4_cute.planning.arch import sm80
+from nvfp4_cute.planning.arch.base import H200_SMS, paced_us
 
 # Formats of matrix and vector in a gemv. Products of few rows and of weights with 16-bit ``a`` have the same formats.
 GEMV_PAIRS = ((NVFP4, NVFP4),)
@@ -235,6 +236,39 @@ def w4a16_blocks_per_sm(tokens: int, weight_bits: int = 4, most_tokens: int = 16
         most_tokens: largest number of tokens for which registers suffice for two CTAs, with 4-bit weights.
     """
     return 2 if weight_bits == 4 and tokens <= most_tokens else 1
+
+
+@dataclass(frozen=True)
+class W4A16Times:
+    """Model of a launch for some rows in us: waves of CTAs, one per SM, and what memory and L2 take.
+
+    Attributes:
+        launch: of a launch without work.
+        wave: us per 1000 values of K in a wave.
+        per_mb: us per MB of weights.
+    """
+
+    launch: float
+    wave: float
+    per_mb: float
+
+
+# By rows of a CTA, for weights of 4 and of 8 bits. Source: ``bench/results/h200_weight_only.json``.
+W4A16_TIMES = {
+    8: (W4A16Times(6.7, 0.249, 0.333), W4A16Times(5.1, 1.44, 0)),
+    16: (W4A16Times(6.8, 0.411, 0.392), W4A16Times(6.3, 1.65, 0)),
+    32: (W4A16Times(8.4, 1.226, 0.322), W4A16Times(6.7, 2.4, 0)),
+}
+
+
+def w4a16_us(arch: str, num_sms: int, m: int, n: int, k: int, batches: int, b_format: BlockFormat) -> float:
+    """Returns the modelled time of ``kernels/simt/w4a16.py`` in us for [m, k] x [n, k] per batch."""
+    tokens, weights = w4a16_tokens(m), batches * b_format.nbytes(n, k)
+    times, passes = W4A16_TIMES[tokens][b_format.element.bits == 8], -(-m // tokens)
+    waves = -(-passes * batches * -(-n // UNIT_ROWS) // num_sms)
+    # Waves of this GPU take as long as on one with more SMs.
+    us = waves * k / 1000 * times.wave * num_sms / H200_SMS + passes * weights / 1e6 * times.per_mb
+    return times.launch + paced_us(arch, num_sms, us, weights)
 
 
 # ---- a layer of experts: routing, order, and operations on rows between its products --------------------------------

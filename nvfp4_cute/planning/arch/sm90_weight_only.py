@@ -5,15 +5,12 @@
 of a cluster share a tile's K tiles. With ``stream_k``, all clusters get equal work, to the K tile.
 """
 
-import math
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
-from statistics import NormalDist
 
 from nvfp4_cute.formats.block_format import INT4_FORMATS, INT8, MXFP4, MXFP8, NVFP4, BlockFormat, FP8_128x128
-from nvfp4_cute.planning.arch.base import clusters_in_gpcs
+from nvfp4_cute.planning.arch.base import clusters_in_gpcs, live_sizes
 from nvfp4_cute.planning.arch.sm90 import (
     FP16_BYTES,
     FP32_BYTES,
@@ -28,9 +25,11 @@ from nvfp4_cute.planning.arch.sm90 import (
     TOKEN_BOXES,
     TOKEN_STEP,
     fixup_bytes,
+    stream_work,
 )
 from nvfp4_cute.planning.arch.sm90_ring import CTAS_OF_PAIR, RingSmem, filled, options_reason, ring_reason
 from nvfp4_cute.planning.config import KernelConfig
+from nvfp4_cute.problem import INT32_MAX
 
 ARCHS = ("sm_90a",)
 PAIRS = tuple(
@@ -42,6 +41,10 @@ K_MULTIPLE = 16
 TILES_K = (TILE_K, 2 * TILE_K)
 # Tokens per tile of the candidates.
 TOKEN_CHOICES = (8, 16, 32, 64, 96, 128, 192, 256)
+# Groups up to which stream-K is considered: many fill a GPU anyhow, and dividing their K tiles takes longer.
+MOST_STREAM_GROUPS = 8
+# Tokens per tile of the candidates with stream-K, and the fewest of those that two CTAs share.
+STREAM_TOKENS, LEAST_PAIRED_TOKENS = (16, 32, 48, 64, 96, 128, 192, 256), 128
 # Tokens of the largest tile whose accumulators fit the registers twice, in total and per K tile.
 MAX_PROMOTED_TOKENS = 128
 # Split-K -> tokens of the largest tile whose partial sums fit the first CTA's shared memory.
@@ -50,8 +53,6 @@ DEFAULT_CONFIG = KernelConfig((TILE_WEIGHTS, 64, TILE_K), num_acc_stage=1, swap_
 # Resident clusters by number of SMs and cluster size, fitted to an H100's times. From four CTAs on, each has an SM of its own.
 MODELLED_CLUSTERS = {132: {4: 30, 8: 14}}
 SM_PER_CTA_FROM = 4
-# Largest mean of a Poisson distribution whose quantiles are summed exactly.
-MOST_EXACT_MEAN = 300
 # Relative deviations of the number of tiles over which the time of a ragged launch is averaged, because another routing may
 # need one wave more.
 ROUTINGS = (-0.05, 0.0, 0.05)
@@ -85,26 +86,22 @@ class Times:
     shared_sm_of_32: float = 1.838
     split: tuple[tuple[int, float], ...] = ((2, 0.2296), (4, 0), (8, 0.3685))
     split_per_token: float = 0.005825  # per CTA that sends its sums
-    memory_bytes: float = 2.824e6
+    # With stream-K: in any launch, per token of a tile, and per token for each part of a tile after the first.
+    # Source: ``bench/results/h200_weight_only.json``.
+    stream: float = 4.2
+    stream_per_token: float = 0.0098
+    part_per_token: float = 0.01
+    stream_of_bytes: float = 1.5  # more, for weights of 8 bits
+    memory_bytes: float = 3.4e6  # between an H100 and an H200
     l2_bytes: float = 6.226e6
     power: float = 4.021  # exponent of the soft maximum
 
 
-@dataclass(frozen=True)
-class FewRowsTimes:
-    """Model of ``kernels/simt/w4a16.py``, the SIMT kernel for 16-bit activations: passes over the weights for some rows each.
-
-    Source: the machine of :class:`Times`, 12 times of four matrices at 16, 32 and 64 rows, with a mean error of 4 %.
-    """
-
-    launch: float = 7.5
-    half_pass_bytes: float = 1.85e6  # bytes of weights per us if a pass has up to 16 rows
-    pass_bytes: float = 1.23e6
-    pass_rows: int = 32
-    least_rows: int = 16  # fewest rows that were measured
-
-
-TIMES, FEW_ROWS_TIMES = Times(), FewRowsTimes()
+TIMES = Times()
+# Time of a K tile of other formats relative to NVFP4. Source: ``bench/results/h200_weight_only.json``.
+K_TILE_FACTORS = {"int4": 0.85, "uint4": 0.85, MXFP4.name: 0.91, FP8_128x128.name: 0.88} | {
+    mx.name: 0.86 for mx in MXFP8
+}
 
 
 @dataclass(frozen=True)
@@ -227,8 +224,25 @@ def _candidates(num_b: int, b_format: BlockFormat) -> Iterator[KernelConfig]:
                 config = replace(
                     DEFAULT_CONFIG, cta_tile_shape_mnk=shape, multicast_n=multicast, split_k=split
                 )
-                if unsupported_reason(config, num_b, b_format) is None:
+                # Two CTAs an SM have room for too few stages of 256 values of 8 bits.
+                is_shallow = b_format.element.bits == 8 and k > TILE_K and ctas_per_sm(config) == 2
+                if not is_shallow and unsupported_reason(config, num_b, b_format) is None:
                     yield config
+
+
+def stream_candidates(num_b: int = 1, b_format: BlockFormat = NVFP4) -> tuple[KernelConfig, ...]:
+    """Returns the candidates of ``choose`` with stream-K, for few groups. See :func:`candidates`."""
+    found = (
+        replace(
+            DEFAULT_CONFIG,
+            cta_tile_shape_mnk=(TILE_WEIGHTS // num_b, tokens, TILE_K),
+            multicast_n=multicast,
+            stream_k=True,
+        )
+        for tokens in STREAM_TOKENS
+        for multicast in ((1, CTAS_OF_PAIR) if tokens >= LEAST_PAIRED_TOKENS else (1,))
+    )
+    return tuple(config for config in found if unsupported_reason(config, num_b, b_format) is None)
 
 
 def workspace_bytes(config: KernelConfig, num_cta: int) -> int:
@@ -277,46 +291,25 @@ def choose(
     tried = [config for config in candidates(num_b, b_format) if not parts or config.adds_parts(parts)]
     if not any(min(size) > 0 for size in sizes):
         return tried[0]
-    return min(tried, key=lambda config: estimate_us(sizes, config, num_sms, is_ragged, b_format))
+    if len(sizes) <= MOST_STREAM_GROUPS and not parts:
+        tried += (c for c in stream_candidates(num_b, b_format) if stream_work(sizes, c) <= INT32_MAX)
+    return min(tried, key=lambda config: estimate_us(sizes, config, num_sms, num_b, is_ragged, b_format))
 
 
 def estimate_us(
     sizes: tuple[tuple[int, int, int], ...],
     config: KernelConfig,
     num_sms: int,
+    num_b: int = 1,
     is_ragged: bool = False,
     b_format: BlockFormat = NVFP4,
+    arch: str = "sm_90a",
 ) -> float:
     """Returns the modelled time of a launch in us. At least one group must have work. See :func:`choose` for the arguments."""
-    launched, live = most_tiles(sizes, config, is_ragged), _live(sizes, is_ragged)
+    launched, live = most_tiles(sizes, config, is_ragged), live_sizes(sizes, is_ragged)
     routings = ROUTINGS if is_ragged else (0.0,)
     times = [_modelled_us(live, config, num_sms, launched, b_format, more) for more in routings]
     return sum(times) / len(times)
-
-
-@lru_cache(maxsize=64)
-def _live(sizes: tuple[tuple[int, int, int], ...], is_ragged: bool) -> Mapping[tuple[int, int, int], int]:
-    """Returns the number of groups per size, without groups that have no work."""
-    counted = Counter(spread(sizes) if is_ragged else sizes)
-    return {size: count for size, count in counted.items() if min(size) > 0}
-
-
-def spread(sizes: Sequence[tuple[int, int, int]]) -> list[tuple[int, int, int]]:
-    """Returns group sizes when rows are routed uniformly at random (Poisson quantiles), with the total rows unchanged."""
-    (_, n, k), mean = sizes[0], sum(m for m, _, _ in sizes) / len(sizes)
-    if mean > MOST_EXACT_MEAN:
-        normal = NormalDist(mean, math.sqrt(mean))
-        return [(round(normal.inv_cdf((g + 0.5) / len(sizes))), n, k) for g in range(len(sizes))]
-    found = list[tuple[int, int, int]]()
-    rows, part = 0, math.exp(-mean)
-    below = part
-    for g in range(len(sizes)):
-        while below < (g + 0.5) / len(sizes):
-            rows += 1
-            part *= mean / rows
-            below += part
-        found.append((rows, n, k))
-    return found
 
 
 def _modelled_us(
@@ -327,7 +320,7 @@ def _modelled_us(
     b_format: BlockFormat,
     more: float,
 ) -> float:
-    """Returns the time of a launch. All formats are assumed to cost as much to dequantize as NVFP4.
+    """Returns the time of a launch.
 
     Args:
         live: number of groups per size (m, n, k).
@@ -349,15 +342,35 @@ def _modelled_us(
         tokens = m * k * FP16_BYTES
         read += count * (weights + tokens)
         moved += count * (strips * weights + columns * tokens / config.multicast_n)
-    per_k = _k_tile_us(config, multiplied / tiles)
+    per_k = _k_tile_us(config, multiplied / tiles) * k_tile_factor(b_format)
     is_split = dict(times.split).get(split, 0.0)
     tile_us = times.tile + times.pair_tile * (config.multicast_n > 1) + k_tiles / tiles * per_k
     tile_us += is_split + times.split_per_token * tile_tokens * (split - 1)
     run = max(round(tiles * (1 + more)), 1)
-    busy = _waves(config, run, max(launched, run), num_sms) * tile_us
+    if config.stream_k:
+        busy = _stream_us(config, run, tile_us, num_sms) + times.stream_of_bytes * (
+            b_format.element.bits == 8
+        )
+    else:
+        busy = _waves(config, run, max(launched, run), num_sms) * tile_us
     parts = (busy, read / times.memory_bytes, moved / times.l2_bytes)
     longest = sum(part**times.power for part in parts) ** (1 / times.power)
     return times.launch + times.cluster * (config.cluster_size > 1) + longest
+
+
+def _stream_us(config: KernelConfig, tiles: int, tile_us: float, num_sms: int) -> float:
+    """Returns the time of all tiles whose K tiles are divided evenly, and of the sums that are exchanged."""
+    times, tokens = TIMES, config.work_tile_mnk[0]
+    workers = clusters_at_once(config, num_sms)
+    shared = times.shared_sm_of_32 if tokens == PAIRED_TILE_TOKENS else times.shared_sm
+    even = tiles / workers * tile_us * (shared if ctas_per_sm(config) == 2 else 1.0)
+    more_parts = max(workers / tiles - 1, 0.0)
+    return even + times.stream + tokens * (times.stream_per_token + more_parts * times.part_per_token)
+
+
+def k_tile_factor(b_format: BlockFormat) -> float:
+    """Returns the time of a K tile of a format relative to NVFP4."""
+    return K_TILE_FACTORS.get(b_format.element.name if b_format.is_int4 else b_format.name, 1.0)
 
 
 def _k_tile_us(config: KernelConfig, multiplied: float) -> float:
@@ -386,22 +399,3 @@ def _waves(config: KernelConfig, tiles: int, launched: int, num_sms: int) -> flo
     # Beyond this many CTAs, a launch that fills all SMs twice puts pairs of CTAs on an SM.
     alone = num_sms // 2 if size == 1 and ctas > num_sms else num_sms
     return full * longer + (rest > 0) * (longer if rest * size > alone else 1.0)
-
-
-def is_faster_than_few_rows(
-    m: int, n: int, k: int, batches: int, num_sms: int, b_format: BlockFormat = NVFP4
-) -> bool:
-    """Returns whether this kernel is faster than the SIMT kernel for [m, k] x [n, k] per batch.
-
-    Returns False for weights whose scales multiply sums, because they were not measured with this kernel.
-    """
-    times, sizes = FEW_ROWS_TIMES, ((m, n, k),) * batches
-    if m < times.least_rows or has_scales_of_sums(b_format):
-        return False
-    passes, rest = divmod(m, times.pass_rows)
-    weights = batches * b_format.nbytes(n, k)
-    other = times.launch + passes * weights / times.pass_bytes
-    if rest:
-        other += weights / (times.half_pass_bytes if 2 * rest <= times.pass_rows else times.pass_bytes)
-    chosen = choose(sizes, num_sms, b_format=b_format)
-    return estimate_us(sizes, chosen, num_sms, b_format=b_format) < other

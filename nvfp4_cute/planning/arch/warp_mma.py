@@ -13,7 +13,7 @@ from functools import lru_cache
 
 from nvfp4_cute.formats.block_format import INT4_FORMATS, INT8, MXFP4, MXFP8, NVFP4, BlockFormat, FP8_128x128
 from nvfp4_cute.planning.arch import sm80
-from nvfp4_cute.planning.arch.base import foreign_option_reason
+from nvfp4_cute.planning.arch.base import foreign_option_reason, live_sizes, paced_us
 from nvfp4_cute.planning.config import KernelConfig
 
 ARCHS = (*sm80.ARCHS, "sm_90a", "sm_100a", "sm_103a", "sm_110a", "sm_120a", "sm_121a")
@@ -31,17 +31,6 @@ WARP_ROWS, STEP_BYTES, STEP_K = 32, 64, 128
 STEPS_OF_TURN = 2
 TOKEN_STEP = 8
 TOKEN_CHOICES = (8, 16, 24, 32)
-# Warps along weight rows and along K, for many steps per CTA and for fewer, by tokens per tile.
-WARPS = {8: ((8, 1), (4, 1)), 16: ((8, 1), (4, 1)), 24: ((8, 1), (8, 1)), 32: ((8, 1), (4, 2))}
-# Fewer steps: 12 warps per SM, each with more registers, load as much and end sooner.
-FEW_STEPS = 40
-# Mean rows of a group up to which a tile has 8, 16 or 24 tokens; above that it has 32.
-MOST_MEANS = ((5, 8), (12, 16), (20, 24))
-# Dense products below both limits use another kernel (:func:`is_faster_than_few_rows`).
-LEAST_BYTES, MOST_ROWS_OF_ONE_PASS = 36e6, 32
-# Mean rows of groups up to which this kernel beats the wgmma kernel on an H200, which dequantizes weights for all
-# tokens of a tile.
-MOST_ROWS_BESIDE_WGMMA = 14
 MOST_WARPS, WARPS_PER_SM, WARPS_PER_SM_OF_24 = 16, 16, 8
 # Number of groups whose sizes fit a CTA's shared memory.
 MOST_GROUPS = 1024
@@ -50,6 +39,32 @@ K_MULTIPLE = 32
 FP32_BYTES = 4
 # Bytes of counters, which are 0 before and after a launch: one for each warp along weight rows of every CTA.
 COUNTER_BYTES = 16 * 1024
+
+
+@dataclass(frozen=True)
+class Times:
+    """Model of a launch of a config in us.
+
+    Attributes:
+        launch: of a launch without work.
+        narrow, wide: us for each tile of tokens and MB of its weights, of 4 bits and of 8 bits.
+    """
+
+    launch: float
+    narrow: float
+    wide: float
+
+
+# By tokens of a tile, and warps along weight rows and along K. Source: ``bench/results/h200_weight_only.json``.
+TIMES = {
+    (8, 8, 1): Times(12.6, 0.315, 0.28),
+    (8, 4, 1): Times(11.2, 0.322, 0.3),
+    (16, 8, 1): Times(13.5, 0.36, 0.32),
+    (16, 4, 1): Times(12.0, 0.375, 0.34),
+    (24, 8, 1): Times(11.1, 0.515, 0.42),
+    (32, 8, 1): Times(13.0, 0.5, 0.4),
+    (32, 4, 2): Times(11.2, 0.545, 0.43),
+}
 
 
 @dataclass(frozen=True)
@@ -133,9 +148,7 @@ def unsupported_reason(config: KernelConfig, num_b: int = 1, b_format: BlockForm
 
 def candidates(num_b: int = 1, b_format: BlockFormat = NVFP4) -> tuple[KernelConfig, ...]:
     """Returns the candidates of ``choose``."""
-    return tuple(
-        make_config(tokens, rows, k) for tokens in TOKEN_CHOICES for rows, k in dict.fromkeys(WARPS[tokens])
-    )
+    return tuple(make_config(*key) for key in TIMES)
 
 
 def clusters_at_once(config: KernelConfig, num_sms: int) -> int:
@@ -171,37 +184,35 @@ def choose(
     b_format: BlockFormat = NVFP4,
     parts: int = 0,
 ) -> KernelConfig:
-    """Returns the config for a problem. Takes the arguments of ``WeightOnlyFamily.choose``.
-
-    Tokens of a tile by the mean of groups with rows, then warps by how many steps a CTA would have. Measured on an H200,
-    2026-11-29: ``bench/notes/2026-11-29-h200-warp-mma.md``.
-    """
-    live = [size for size in sizes if min(size) > 0]
-    if not live:
-        return candidates()[0]
-    mean = mean_rows(sizes, is_ragged)
-    tokens = next((most for least, most in MOST_MEANS if mean <= least), TOKEN_CHOICES[-1])
+    """Returns the candidate with the smallest modelled time. Takes the arguments of ``WeightOnlyFamily.choose``."""
+    tried = candidates(num_b, b_format)
     if parts:  # one warp along K, and tiles whole, whatever the sizes
-        return make_config(tokens, WARPS[tokens][0][0], 1, stream_k=False)
-    many, few = (make_config(tokens, *warps) for warps in WARPS[tokens])
-    steps = most_tiles(sizes, many, is_ragged) / 4 / clusters_at_once(many, num_sms)
-    return few if steps < FEW_STEPS else many
+        tried = tuple(replace(config, stream_k=False) for config in tried if warps_of(config).k == 1)
+    if not any(min(size) > 0 for size in sizes):
+        return tried[0]
+    return min(tried, key=lambda config: estimate_us(sizes, config, num_sms, num_b, is_ragged, b_format))
 
 
-def mean_rows(sizes: Sequence[tuple[int, int, int]], is_ragged: bool) -> float:
-    """Returns the mean rows of groups with rows. For ragged groups, rows are assumed to be assigned at random."""
-    rows, groups = sum(m for m, _, _ in sizes), len(sizes)
-    active = groups * (1 - (1 - 1 / groups) ** rows) if is_ragged else sum(m > 0 for m, _, _ in sizes)
-    return rows / max(active, 1)
+def estimate_us(
+    sizes: tuple[tuple[int, int, int], ...],
+    config: KernelConfig,
+    num_sms: int,
+    num_b: int = 1,
+    is_ragged: bool = False,
+    b_format: BlockFormat = NVFP4,
+    arch: str = "sm_90a",
+) -> float:
+    """Returns the modelled time of a launch in us: a tile of tokens takes as long as it has weights.
 
-
-def is_faster_than_few_rows(
-    m: int, n: int, k: int, batches: int, num_sms: int, b_format: BlockFormat = NVFP4
-) -> bool:
-    """Whether a product takes less time than with ``kernels/simt/w4a16.py``, whose CTAs all start at once.
-
-    Measured on an H200: it does from about 32 MB of weights on, or if that kernel reads the weights more than once.
+    At least one group must have work. See :func:`choose` for the arguments.
     """
-    return k % K_MULTIPLE == 0 and (
-        batches * b_format.nbytes(n, k) > LEAST_BYTES or m > MOST_ROWS_OF_ONE_PASS
-    )
+    tokens = config.cta_tile_shape_mnk[1]
+    warps = warps_of(config)
+    times = TIMES[tokens, warps.rows, warps.k]
+    tiles_bytes = read = 0.0
+    for (m, n, k), count in live_sizes(sizes, is_ragged).items():
+        weights = count * num_b * b_format.nbytes(n, k)
+        tiles_bytes += -(-m // tokens) * weights
+        read += weights
+    per_mb = times.wide if b_format.element.bits == 8 else times.narrow
+    return times.launch + paced_us(arch, num_sms, tiles_bytes / 1e6 * per_mb, read)
