@@ -9,6 +9,7 @@ Some kernels have counters in memory, which are 0 before and after a launch. Cle
 own. Launches of a stream, and those of a capture on a stream, therefore share counters, which are cleared once.
 """
 
+from collections import defaultdict
 from dataclasses import dataclass, field
 from threading import Lock, get_ident
 from typing import NamedTuple
@@ -24,8 +25,10 @@ from nvfp4_cute.launch_table import NUM_COLUMNS, Group, Header
 from nvfp4_cute.planning.arch import family_of
 from nvfp4_cute.planning.arch.warp_mma import COUNTER_BYTES
 
-# Captures whose counters are cleared once. Later captures clear theirs in every launch of their graph.
-MOST_CAPTURES = 512
+# Largest number of captures whose counters are cleared once. Later captures clear theirs in every launch of their graph.
+MOST_CAPTURES = 4096
+# Captures that one tensor has counters for. Another is allocated, outside of captures, when fewer are left.
+CAPTURES_OF_TENSOR = 256
 
 
 class Workspace(NamedTuple):
@@ -42,12 +45,22 @@ class CapturedCounters:
     """Counters of a device for graphs, kept while the process lives, because a graph may be replayed at any time.
 
     Attributes:
-        memory: ``MOST_CAPTURES`` times ``COUNTER_BYTES``.
+        memory: tensors of ``CAPTURES_OF_TENSOR`` times ``COUNTER_BYTES``.
         places: (number of a capture, stream) -> index of its counters.
     """
 
-    memory: torch.Tensor
+    memory: list[torch.Tensor] = field(default_factory=list)
     places: dict[tuple[int, int], int] = field(default_factory=dict)
+
+    @property
+    def num_left(self) -> int:
+        """Captures that still find counters."""
+        return len(self.memory) * CAPTURES_OF_TENSOR - len(self.places)
+
+    @property
+    def should_grow(self) -> bool:
+        """Whether few are left, and more are allowed."""
+        return self.num_left < CAPTURES_OF_TENSOR and len(self.memory) * CAPTURES_OF_TENSOR < MOST_CAPTURES
 
     def of_current(self, stream: int) -> int:
         """Returns the address for the current capture on a stream; 0 if none are left or the capture has no number."""
@@ -56,13 +69,27 @@ class CapturedCounters:
             return 0
         key = number, stream
         with _lock:
-            if key not in self.places and len(self.places) < MOST_CAPTURES:
+            if key not in self.places and self.num_left:
                 self.places[key] = len(self.places)
-        return self.memory.data_ptr() + self.places[key] * COUNTER_BYTES if key in self.places else 0
+        if key not in self.places:
+            return 0
+        tensor, place = divmod(self.places[key], CAPTURES_OF_TENSOR)
+        return self.memory[tensor].data_ptr() + place * COUNTER_BYTES
+
+    def grow(self, index: int) -> None:
+        """Allocates and clears counters for more captures."""
+        size, device = CAPTURES_OF_TENSOR * COUNTER_BYTES, torch.device("cuda", index)
+
+        def make() -> torch.Tensor:
+            memory = torch.zeros(size, dtype=torch.uint8, device=device)
+            torch.cuda.current_stream(index).synchronize()
+            return memory
+
+        self.memory.append(private_api.outside_of_pools(index, make))
 
 
 _lock = Lock()
-_captured: dict[int, CapturedCounters] = {}
+_captured: dict[int, CapturedCounters] = defaultdict(CapturedCounters)
 # Key: device, stream, thread, and whether it has counters.
 _in_use: dict[tuple[int | None, int, int, bool], Workspace] = {}
 
@@ -96,7 +123,7 @@ def take(index: int | None, stream: int, nbytes: int, counters: bool = False) ->
         counters: whether it has counters, which are 0 (:func:`has_counters`).
     """
     if index is not None and torch.cuda.is_current_stream_capturing():
-        address = _captured[index].of_current(stream) if counters and index in _captured else 0
+        address = _captured[index].of_current(stream) if counters else 0
         return (
             allocate(index, nbytes)._replace(counters=address)
             if address
@@ -104,6 +131,8 @@ def take(index: int | None, stream: int, nbytes: int, counters: bool = False) ->
         )
     key = (index, stream, get_ident(), counters)
     found = _in_use.get(key)
+    if counters and index is not None and _captured[index].should_grow:
+        _captured[index].grow(index)
     if found is None or found.nbytes < nbytes:
         if found is not None:
             nbytes = max(nbytes, 2 * found.nbytes)
@@ -126,17 +155,7 @@ def _allocate_to_keep(index: int | None, nbytes: int, counters: bool) -> Workspa
     """Allocates memory from torch's common pool for the current stream."""
     if index is None:
         return allocate(index, nbytes, counters)
-
-    def make() -> Workspace:
-        if counters and index not in _captured:
-            of_captures = torch.zeros(
-                MOST_CAPTURES * COUNTER_BYTES, dtype=torch.uint8, device=f"cuda:{index}"
-            )
-            torch.cuda.current_stream(index).synchronize()
-            _captured[index] = CapturedCounters(of_captures)
-        return allocate(index, nbytes, counters)
-
-    return private_api.outside_of_pools(index, make)
+    return private_api.outside_of_pools(index, lambda: allocate(index, nbytes, counters))
 
 
 def attach(kernel: CompiledKernel, table: np.ndarray, device: torch.device, stream: int) -> Workspace | None:

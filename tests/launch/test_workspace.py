@@ -1,8 +1,10 @@
 """Memory between the launches of a call: who owns it, how it grows, and which kernels need it."""
 
 import threading
+from collections import defaultdict
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -59,21 +61,40 @@ def test_queues_and_threads_have_their_own():
 
 def test_a_capture_has_counters_of_its_own(monkeypatch):
     """Launches of a capture on a stream share them. Where none are left, or it has no number, they are cleared in the graph."""
-    kept, numbers = workspace.CapturedCounters(torch.zeros(2 * workspace.COUNTER_BYTES)), [1]
+    kept, numbers = workspace.CapturedCounters([torch.zeros(2 * workspace.COUNTER_BYTES)]), [1]
     monkeypatch.setattr(workspace, "_captured", {3: kept})
-    monkeypatch.setattr(workspace, "MOST_CAPTURES", 2)
+    monkeypatch.setattr(workspace, "CAPTURES_OF_TENSOR", 2)
     monkeypatch.setattr(workspace.private_api, "capture_id", lambda stream: numbers[0])
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
     allocate = workspace.allocate
     monkeypatch.setattr(workspace, "allocate", lambda index, *rest: allocate(None, *rest))
     first, again = (workspace.take(3, 7, 100, counters=True) for _ in range(2))
-    assert first.counters == again.counters == kept.memory.data_ptr() and first.memory.numel() == 100
+    assert first.counters == again.counters == kept.memory[0].data_ptr() and first.memory.numel() == 100
     assert workspace.take(3, 8, 100, counters=True).counters == first.counters + workspace.COUNTER_BYTES
     for numbers[0] in (2, None):
         own = workspace.take(3, 7, 100, counters=True)
         assert own.counters == own.memory.data_ptr() == own.address - workspace.COUNTER_BYTES
         assert not own.memory[: workspace.COUNTER_BYTES].any()
     assert workspace.take(3, 7, 100).counters == 0
+
+
+def test_counters_for_more_captures(monkeypatch):
+    """They are allocated outside of captures, up to a limit, when few are left."""
+    monkeypatch.setattr(workspace, "CAPTURES_OF_TENSOR", 2)
+    monkeypatch.setattr(workspace, "MOST_CAPTURES", 6)
+    monkeypatch.setattr(workspace, "_captured", captured := defaultdict(workspace.CapturedCounters))
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda index: SimpleNamespace(synchronize=lambda: None))
+    monkeypatch.setattr(workspace.private_api, "outside_of_pools", lambda index, make: make())
+    allocate, zeros = workspace.allocate, torch.zeros
+    monkeypatch.setattr(torch, "zeros", lambda *size, dtype, device: zeros(*size, dtype=dtype))
+    monkeypatch.setattr(workspace, "allocate", lambda index, *rest: allocate(None, *rest))
+    left = []
+    for used in (0, 1, 2, 3, 4, 5, 6):
+        captured[3].places.update({(number, 0): number for number in range(used)})
+        workspace.take(3, 7, 100, counters=True)
+        left.append(captured[3].num_left)
+    assert left == [2, 3, 2, 3, 2, 1, 0]
 
 
 def test_counters_of_every_gpu_have_room():
