@@ -377,6 +377,8 @@ def _together(one: Plain, holds: dict[int, str]) -> Any:
     sources = [(one.parts[i], holds.get(one.parts[i])) for i in one.columns]
     if one.form is None or not any(kind == LANES for _, kind in sources):
         return None
+    if one.form[0] == "selp" and holds.get(one.parts[-1]) != LANES:
+        return None  # the result is one of the operands, which all lanes may share
     if not all(kind in (LANES, ONE, BOOL) for _, kind in sources):
         return None
     return (one.form, *(None if kind == LANES else slot for slot, kind in sources))

@@ -46,6 +46,11 @@ mov.b32 %r1, %r24;
 add.s32 %r2, %r1, %r2;
 add.s32 %r1, %r2, 1;
 """
+# By one predicate, where the second input is one value.
+CHOICES = "\n".join(
+    ["setp.ne.s32 %p1, %r2, %r2;"]
+    + [f"selp.b32 %r{10 + i}, %r{1 + i % 3}, 7, %p1;\nadd.s32 %r{20 + i}, %r{10 + i}, 2;" for i in range(6)]
+)
 ROWS = "\n".join(
     [f"mov.b64 %rd{20 + i}, {{%r{1 + i % 3}, %r{1 + (i + 1) % 3}}};" for i in range(5)]
     + [
@@ -118,7 +123,7 @@ def _quiet():
         yield
 
 
-@pytest.mark.parametrize("body", [SHARED, ROWS, FORMS], ids=["shared", "rows", "forms"])
+@pytest.mark.parametrize("body", [SHARED, ROWS, FORMS, CHOICES], ids=["shared", "rows", "forms", "choices"])
 @pytest.mark.parametrize("lanes", range(8))
 def test_a_function_gives_what_the_steps_give(body, lanes):
     """Each of the three inputs is one value or 32."""
