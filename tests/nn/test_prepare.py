@@ -60,7 +60,7 @@ def test_no_number_of_rows_takes_a_kernel_that_is_not_prepared(activations):
     layer = linear(activations)
     prepared = set(layer.kernels(140))
     every = set(prepare.kernels_of(lambda n: layer(torch.empty(n, 512).bfloat16()), range(1, 141)))
-    assert prepared == every and len(prepared) >= 4
+    assert prepared == every and len(prepared) >= 3
 
 
 @pytest.mark.parametrize("activations", ["nvfp4", "16bit"])
