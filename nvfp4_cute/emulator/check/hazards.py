@@ -29,7 +29,6 @@ import numpy as np
 from nvfp4_cute.emulator.check import shadow
 from nvfp4_cute.emulator.check.clocks import (
     CAUSED,
-    CLUSTER,
     COMPONENT_SHIFT,
     NOBODY,
     SEEN,
@@ -506,20 +505,15 @@ class Checker:
             conflict = memory.read(index, span, actor, writers)
         if conflict is not None:
             self._shared_conflict(cta, conflict, actor, write=write)
-        elif self.silicon.narrow and writers and self._late_for_others(writers, actor):
+        elif (
+            self.silicon.narrow
+            and writers
+            and self.silicon.late_elsewhere(map(memory.accesses.epochs.__getitem__, writers), actor)
+        ):
             what = f"shared memory{whose(cta)}"
             numbers, accesses = memory.writers.at(memory.at(index)), self.accesses
             epochs, sites = accesses.epochs_of(numbers), accesses.sites_of(numbers)
             self.silicon.stores_relied_on(epochs, sites, actor, what)
-
-    def _late_for_others(self, writers: list[int], actor: Actor) -> bool:
-        """Whether an actor knows of one of the accesses only by scopes narrower than the cluster."""
-        known, epochs = actor.knowledge[CLUSTER], self.accesses.epochs
-        return any(
-            epochs[number] != NOBODY
-            and known[epochs[number] >> COMPONENT_SHIFT] < epochs[number] & VALUE_MASK
-            for number in writers
-        )
 
     def access_atomically(self, cta: "Cta", place: Place, actor: Actor, *, reads: bool) -> None:
         """Compares an atomic or a strong store with earlier plain accesses to shared memory.

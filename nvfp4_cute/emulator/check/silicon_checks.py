@@ -1,5 +1,6 @@
 """Rules of `silicon` that need the checker's clocks: knowledge of warps, and the scope that passed it on."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -205,6 +206,17 @@ class SiliconChecks:
             )
 
     # ---- scopes ------------------------------------------------------------------------------------------
+    def late_elsewhere(self, epochs: Iterable[int], actor: "Actor") -> bool:
+        """Whether an actor does not know, by a scope as wide as the cluster, of one of these accesses of another CTA."""
+        known, own = actor.knowledge[CLUSTER], self.checker.sites[actor.site].cta
+        for stamp in epochs:
+            component = stamp >> COMPONENT_SHIFT
+            if stamp != NOBODY and known[component] < stamp & VALUE_MASK:
+                owner = self._owners.get(component)
+                if owner is not None and owner.idx != own:
+                    return True
+        return False
+
     def stores_relied_on(self, epochs: np.ndarray, sites: np.ndarray, actor: "Actor", what: str) -> None:
         """Checks that a scope wide enough orders ordinary stores of other CTAs before an access to them.
 
