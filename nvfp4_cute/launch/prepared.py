@@ -260,9 +260,9 @@ def lookup(tensors: Sequence[torch.Tensor], *settings: Any) -> tuple[tuple | Non
     if is_debugging():
         return None, None
     kind: tuple = (*settings, env.backend(), is_batch_invariant(), len(tensors))
-    known = {id(tensor): tensor for tensor in tensors}
     different = tensors
-    if len(known) < len(tensors):  # guards refuse a tensor that occurs twice
+    if len(set(map(id, tensors))) < len(tensors):  # guards refuse a tensor that occurs twice
+        known = {id(tensor): tensor for tensor in tensors}
         different, numbers = [*known.values()], {one: number for number, one in enumerate(known)}
         kind += tuple(numbers[id(tensor)] for tensor in tensors)
     try:

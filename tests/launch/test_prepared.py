@@ -303,7 +303,11 @@ def arguments_of(form):
     rows = {"a": random_bytes(8, 64), "offs": torch.tensor([5, 8], dtype=torch.int32)}
     if form == "masked":
         rows = {"a": random_bytes(2, 8, 64), "masked_m": torch.tensor([5, 3], dtype=torch.int32)}
-    return rows | {"b": b, "a_scale": random_bytes(2048), "b_scale": b_scale.view(-1)}
+    return rows | {
+        "b": b,
+        "a_scale": random_bytes(2, 1, 2, 32, 4, 4),
+        "b_scale": b_scale.view(2, 1, 2, 32, 4, 4),
+    }
 
 
 @pytest.mark.sampled(2)

@@ -32,7 +32,7 @@ from nvfp4_cute.ops.traced import (
     torch_dtype,
 )
 from nvfp4_cute.planning.config import KernelConfig
-from nvfp4_cute.problem import Activation, DualWeights, Gate, OutDtype, result_format
+from nvfp4_cute.problem import Activation, DualWeights, Gate, OutDtype, check_early_weights, result_format
 
 
 def grouped_dual_gemm(
@@ -76,14 +76,17 @@ def grouped_dual_gemm(
     Raises what the public operation raises. Nothing is written to ``out`` when a check fails.
     """
     is_list, out_format = offs is None and masked_m is None, result_format(out_dtype)
-    early_weights = early_weights_beside(early_weights, scale_layout, b1, b2)
-    a, a_scale, factor_a, a_format = parts(a, a_scale, scale_layout, a_format)
-    check_rows_format("a", a, a_scale, a_format)
-    first, second = (parts(b, scale, scale_layout, b_format) for b, scale in ((b1, b1_scale), (b2, b2_scale)))
-    b_format = same_format(first, second, b2)
-    (b1, b1_scale, factor1, _), (b2, b2_scale, factor2, _) = first, second
-    alpha1, alpha2 = _dual_alphas((alpha1, alpha2), (factor_a, factor1, factor2), b2 is None)
+    if a_scale is None or b1_scale is None or (b2_scale is None and b2 is not None):
+        early_weights = early_weights_beside(early_weights, scale_layout, b1, b2)
+        a, a_scale, factor_a, a_format = parts(a, a_scale, scale_layout, a_format)
+        check_rows_format("a", a, a_scale, a_format)
+        given = ((b1, b1_scale), (b2, b2_scale))
+        first, second = (parts(b, scale, scale_layout, b_format) for b, scale in given)
+        b_format = same_format(first, second, b2)
+        (b1, b1_scale, factor1, _), (b2, b2_scale, factor2, _) = first, second
+        alpha1, alpha2 = _dual_alphas((alpha1, alpha2), (factor_a, factor1, factor2), b2 is None)
     if private_api.is_traced():
+        check_early_weights(early_weights)
         given = (a, b1, a_scale, b1_scale) + (() if b2 is None else (b2, b2_scale))
         choices = (activation, limit, weight_layout)
         return _traced(given, (alpha1, alpha2), (offs, masked_m), choices, out, out_dtype, out_global_scale,
