@@ -255,7 +255,7 @@ def _auto_lines(native: list[Gpu], present: list[Gpu]) -> list[str]:
         return [str(error)]
     why_cpu = why_cuda = f"because {env.BACKEND.name} says so"
     if not forced:
-        why_cpu = "the emulator is asked for by name: it runs the kernel itself, slowly"
+        why_cpu = 'backend="emulator" runs the kernel itself, slowly'
         why_cuda = f"on {', '.join(f'cuda:{gpu.index}' for gpu in native)}"
         if not native:
             why_cuda = "refused: " + ("no kernel for these GPUs" if present else "no GPU that torch can use")

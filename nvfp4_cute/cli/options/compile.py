@@ -9,29 +9,27 @@ from nvfp4_cute.cli.verbs import Verbs, add_verb, lazily
 OPERATIONS = ("grouped_gemm", "grouped_dual_gemm", "gemv", "few_rows", "w4a16", "quantize")
 
 
-# Compiled unless operations are named. OF_FORMATS: operations that write the format named by --dtype.
+# Compiled by default.
 EVERYWHERE = ("grouped_gemm", "gemv", "quantize")
-
-
+# Compiled by default if --dtype names a quantized format: the operations that write one.
 OF_FORMATS = ("grouped_gemm",)
-# For architectures whose products are weight-only.
+# Compiled by default for architectures whose products are weight-only.
 WEIGHT_ONLY = ("w4a16", "quantize")
-
 
 FLOATS = ("float16", "bfloat16", "float32")
 
 
 EXAMPLES = """\
 examples:
-  nvfp4-cute compile --arch sm_100a --groups 2,8 --out kernels   every config that grouped_gemm may choose, and the others
+  nvfp4-cute compile --arch sm_100a --groups 2,8 --out kernels   all configs that grouped_gemm may choose, and the other defaults
   nvfp4-cute compile grouped_gemm --arch sm_90a --config t128x64x128_s0a1_swap --out kernels
   nvfp4-cute compile gemv quantize --arch sm_120a --dtype float16 --out kernels
-  nvfp4-cute compile --model FOLDER-NVFP4 --arch sm_90a --out kernels    all that layers of a checkpoint take, of any row count
+  nvfp4-cute compile --model FOLDER-NVFP4 --arch sm_90a --out kernels    all kernels of a checkpoint's layers
 
-No GPU is needed. A kernel that is in the folder already is not compiled again. To use the folder, set
-NVFP4_CUTE_CACHE_DIR to it; it may be read-only, and on another machine with the same versions of this package, of CuTe
-DSL and of Python (major and minor). What is not in it is compiled. Use only folders whose makers you trust: they hold
-native code.
+No GPU is needed. A kernel that is already in the folder is not compiled again. To use the folder, set
+NVFP4_CUTE_CACHE_DIR to it. It may be read-only, and may be copied to another machine with the same versions of this
+package, of CuTe DSL and of Python (major and minor). Missing kernels are compiled on first use. Use only folders from
+people you trust, because they contain native code.
 """
 
 
@@ -43,58 +41,62 @@ def add_parser(verbs: Verbs) -> None:
         "operations",
         nargs="*",
         metavar="OPERATION",
-        help=f"{', '.join(OPERATIONS)} (default: {', '.join(EVERYWHERE)}, and of them "
-        f"{', '.join(OF_FORMATS)} where --dtype names a format; {' and '.join(WEIGHT_ONLY)} for sm_80 to sm_89)",
+        help=f"{', '.join(OPERATIONS)} (default: {', '.join(EVERYWHERE)}; only "
+        f"{', '.join(OF_FORMATS)} if --dtype names a quantized format; {' and '.join(WEIGHT_ONLY)} for sm_80 to sm_89)",
     )
     parser.add_argument(
         "--model",
         metavar="FOLDER",
-        help="a checkpoint: what its NVFP4 layers take, of 1 to 8,192 rows; other options do not count",
+        help="a checkpoint: compiles the kernels of its NVFP4 layers for 1 to 8,192 rows, and ignores options of single kernels",
     )
     parser.add_argument(
         "--arch", action="append", required=True, help="such as sm_100a; repeat it for more than one"
     )
-    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="made where it is missing")
+    parser.add_argument(
+        "--out", type=Path, required=True, metavar="DIR", help="folder for the kernels, created if missing"
+    )
     parser.add_argument(
         "--groups",
         type=types.positives,
         default=(1,),
         metavar="G[,G...]",
-        help="group counts of GEMMs in list form, each a kernel of its own (default 1)",
+        help="group counts of GEMMs in list form; each needs its own kernel (default 1)",
     )
     parser.add_argument(
         "--config",
         action="append",
         metavar="NAME",
-        help="config of GEMMs by name; repeat it (default: all that they may choose by themselves)",
+        help="a config of GEMMs by name; repeat it for more (default: all that may be chosen automatically)",
     )
     parser.add_argument(
         "--form",
         choices=choices.FORMS,
         default="list",
-        help="of grouped and dual GEMMs (default %(default)s)",
+        help="form of grouped and dual GEMMs (default %(default)s)",
     )
     parser.add_argument(
         "--dtype",
         choices=(*FLOATS, *choices.QUANTIZED_RESULTS),
         default="bfloat16",
-        help="of outputs, and of what is quantized; names of formats: of GEMMs (default %(default)s)",
+        help="dtype of results, and of inputs of quantize; quantized formats are for GEMMs only (default %(default)s)",
     )
     parser.add_argument(
         "--activation",
         choices=choices.ACTIVATIONS,
         default="silu",
-        help="of the dual GEMM (default %(default)s)",
+        help="activation of the dual GEMM (default %(default)s)",
     )
     parser.add_argument(
         "--weight-layout",
         choices=choices.WEIGHT_LAYOUTS,
         default="separate",
-        help="of the dual GEMM; concatenated weights are separate for a kernel (default %(default)s)",
+        help="weight layout of the dual GEMM; kernels of separate weights also take concatenated ones (default %(default)s)",
     )
     types.add_formats(parser, "of the operands of GEMMs", "nvfp4")
-    parser.add_argument("--limit", action="store_true", help="dual GEMMs that cut their products to a limit")
-    parser.add_argument("--alpha", action="store_true", help="products that read a factor")
+    parser.add_argument(
+        "--limit", action="store_true", help="dual GEMMs that clamp their products to a limit"
+    )
+    parser.add_argument("--alpha", action="store_true", help="products with alpha")
     parser.add_argument(
         "--early-weights",
         action="store_true",
@@ -103,9 +105,12 @@ def add_parser(verbs: Verbs) -> None:
     parser.add_argument(
         "--bias",
         choices=FLOATS,
-        help="products, not dual ones, that add a number a column of this dtype",
+        help="products with a bias of this dtype, except dual ones",
     )
     parser.add_argument(
-        "--jobs", type=types.positive, metavar="N", help="processes (default: one a core, at most 8)"
+        "--jobs",
+        type=types.positive,
+        metavar="N",
+        help="number of processes (default: one per core, at most 8)",
     )
     parser.set_defaults(run=lazily("compile"))
