@@ -20,6 +20,15 @@ def run(args: argparse.Namespace) -> int:
     )
     from nvfp4_cute.models.quantizing.layouts import RECIPES
 
+    by_type: dict[str, str] = {}
+    if args.recipe:
+        from nvfp4_cute.models.quantizing.rules import RECIPE_FORMATS, RECIPE_PATTERNS
+
+        if args.format != "nvfp4":
+            raise ValueError(
+                f"--recipe {args.recipe} with --format {args.format}: the recipe says every format; pass one of them"
+            )
+        args.format, by_type = RECIPE_FORMATS[args.recipe], RECIPE_PATTERNS[args.recipe]
     if args.method == "gptq" and not args.calibrate:
         raise ValueError("--method gptq compensates errors on a text; pass --calibrate TEXT")
     if args.budget is not None and not args.calibrate:
@@ -31,7 +40,7 @@ def run(args: argparse.Namespace) -> int:
     TensorFiles(args.model)
     check_has_no_tensors(args.out)
     given: dict[str, Any] = {}
-    formats = dict.fromkeys(args.keep, "16bit")
+    formats = dict.fromkeys(args.keep, "16bit") | by_type
     if args.calibrate:
         from nvfp4_cute.models.quantizing.budget import check_budget, within_budget
         from nvfp4_cute.models.quantizing.calibrate import check_text, largest_inputs
@@ -72,7 +81,7 @@ def run(args: argparse.Namespace) -> int:
     if args.report:
         from nvfp4_cute.models.quantizing import report
 
-        title = f"{args.model.name} in {args.format}, {args.method}"
+        title = f"{args.model.name} in {args.recipe or args.format}, {args.method}"
         report.write(done.notes, args.report, title)
         bad = [verdict for verdict in report.verdicts(done.notes).values() if verdict != report.GOOD]
         print(f"{args.report}: {len(done.notes) - len(bad)} of {len(done.notes)} layers are good")

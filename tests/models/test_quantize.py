@@ -315,3 +315,25 @@ def test_four_over_six_is_that_of_quantize(tmp_path, capsys):
         assert (stored.dequantize() - weight).norm() < 0.95 * (near.dequantize() - weight).norm()
     assert main([*command[:3], "mxfp4", "--out", str(tmp_path / "mx"), "--method", "four_over_six"]) in (1, 2)
     assert "chooses scales of NVFP4, not of mxfp4" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_recipe_by_type_of_layer(layout, tmp_path):
+    """Experts and output layer in NVFP4, attention in 16 bits, Mamba and dense layers in FP8 with one scale per row."""
+    mamba = (torch.randn(96, H, generator=torch.Generator().manual_seed(1)) / 8).bfloat16()
+    mamba[5] = 0
+    name = "model.layers.1.mixer.in_proj"
+    folder, tensors = source(tmp_path / "in", **{f"{name}.weight": mamba})
+    command = ["quantize", str(folder), "--out", str(tmp_path / "out"), "--layout", layout]
+    assert main([*command, "--recipe", "nemotron", "--format", "mxfp8"]) in (1, 2)
+    assert main([*command, "--recipe", "nemotron", "--keep", "*.mixer.out_proj"]) == 0
+    checkpoint = Checkpoint(tmp_path / "out")
+    stored = checkpoint.linear(name)
+    assert (stored.scheme.weights, stored.scheme.activations, stored.input_scale) == ("fp8", "fp8", None)
+    amax = mamba.float().abs().amax(1, keepdim=True)
+    assert torch.equal(stored.weight.scale, torch.where(amax == 0, 1.0, amax / 448))
+    assert 0.02 < (stored.weight.dequantize() - mamba.float()).norm() / mamba.float().norm() < 0.03
+    experts, head = checkpoint.read_experts("model.layers.0.mlp.experts"), checkpoint.linear("lm_head")
+    assert str(experts.scheme) == str(head.scheme) == "W nvfp4, A 16 bit"
+    assert "model.layers.0.self_attn.q_proj.weight" in checkpoint.plain
+    assert [n for n in checkpoint.linears if "self_attn" in n] == []

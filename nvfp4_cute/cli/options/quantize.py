@@ -14,6 +14,7 @@ examples:
   nvfp4-cute quantize MODEL --out DIR --format nvfp4a16 --keep "*.down_proj"    some layers stay in 16 bits
   nvfp4-cute quantize MODEL --out DIR --calibrate text.txt --budget 4.75    layers that lose most get more bits
   nvfp4-cute quantize MODEL --out DIR --calibrate text.txt --report report.md    what each layer lost, experts without tokens
+  nvfp4-cute quantize MODEL --out DIR --recipe nemotron    a mixture by type of layer, also of hybrid Mamba models
   nvfp4-cute quantize MODEL --out DIR --lm-head nvfp4 --embedding mxfp8    the output layer and the embedding, too
 
 MODEL is a folder of config.json and safetensors files, one tensor an expert. --calibrate needs transformers (pip install
@@ -21,7 +22,10 @@ MODEL is a folder of config.json and safetensors files, one tensor an expert. --
 """
 
 
-FORMATS = ("nvfp4", "nvfp4a16", "mxfp4", "mxfp8", "int4")
+FORMATS = ("nvfp4", "nvfp4a16", "mxfp4", "mxfp8", "int4", "fp8")
+
+
+RECIPES = ("nemotron",)
 
 
 METHODS = ("nearest", "four_over_six", "search", "gptq")
@@ -33,7 +37,7 @@ LAYOUTS = ("modelopt", "compressed-tensors")
 UNREACHED = ("refuse", "largest", "median")
 
 
-LAYER_FORMATS = ("nvfp4", "mxfp4", "mxfp8", "16bit")
+LAYER_FORMATS = ("nvfp4", "mxfp4", "mxfp8", "fp8", "16bit")
 
 
 def add_parser(verbs: Verbs) -> None:
@@ -47,6 +51,11 @@ def add_parser(verbs: Verbs) -> None:
     parser.add_argument(
         "--format", choices=FORMATS, default="nvfp4", help="default nvfp4: 4-bit weights and activations"
     )
+    parser.add_argument(
+        "--recipe", choices=RECIPES,
+        help="formats by type of layer, in place of --format; nemotron: experts and output layer in NVFP4 with 16-bit "
+        "activations, attention in 16 bits, the rest (Mamba, shared experts, dense MLPs) in FP8",
+    )  # fmt: skip
     parser.add_argument("--layout", choices=LAYOUTS, help="default modelopt; of int4 compressed-tensors")
     parser.add_argument("--calibrate", metavar="TEXT", help='a text file, or "random" for random tokens')
     parser.add_argument(

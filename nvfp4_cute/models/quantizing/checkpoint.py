@@ -19,6 +19,7 @@ from nvfp4_cute.models.quantizing.calibrate import Seen
 from nvfp4_cute.models.quantizing.gptq import gptq
 from nvfp4_cute.models.quantizing.layerwise import Inputs, quantize_blocks
 from nvfp4_cute.models.quantizing.layouts import (
+    FP8_ROWS,
     LAYER_FORMATS,
     LAYOUTS,
     RECIPES,
@@ -35,6 +36,7 @@ from nvfp4_cute.models.quantizing.weights import (
     Rounding,
     check_finite,
     four_over_six,
+    fp8_rows,
     global_scale,
     quantized,
 )
@@ -153,7 +155,7 @@ def quantize_checkpoint(
         raise ValueError(
             f'format={format!r} with layout={layout!r}, which has no word for it; pass layout="{RECIPES[format].layouts[0]}"'
         )
-    if method == "four_over_six" and RECIPES[format].weights != NVFP4:
+    if method == "four_over_six" and RECIPES[format].weights != NVFP4 and "nvfp4" not in own.values():
         raise ValueError(f'method="four_over_six" chooses scales of NVFP4, not of {format}; take "search"')
     unknown = [f for f in (*own.values(), lm_head, embedding) if f is not None and f not in LAYER_FORMATS]
     if unknown:
@@ -311,7 +313,9 @@ class _Work:
                 raise CheckpointError(f"{layer.name}.weight: {error}") from error
         amax = torch.stack([w.abs().amax().float() for w in weights]).amax()
         search, format = self.method in ("search", "gptq"), members[0].recipe.weights.name
-        if self.method == "four_over_six" and members[0].recipe.weights == NVFP4:
+        if members[0].recipe.weights == FP8_ROWS:
+            found = [fp8_rows(w) for w in weights]
+        elif self.method == "four_over_six" and members[0].recipe.weights == NVFP4:
             found = [four_over_six(w, amax) for w in weights]
         elif inputs.hessian is not None:
             whole = torch.cat(weights)

@@ -7,11 +7,22 @@ from typing import Any
 
 import torch
 
-from nvfp4_cute.formats.block_format import MXFP4, MXFP8_E4M3, NVFP4, BlockFormat, format_named, int4_format
+from nvfp4_cute.formats.block_format import (
+    E4M3,
+    FP32,
+    INT4_FORMATS,
+    MXFP4,
+    MXFP8_E4M3,
+    NVFP4,
+    BlockFormat,
+    int4_format,
+)
 from nvfp4_cute.models.checkpoints.names import is_embedding
-from nvfp4_cute.models.checkpoints.stored import StoredWeight
+from nvfp4_cute.models.checkpoints.stored import FP8, StoredWeight
 
 LAYOUTS = ("modelopt", "compressed-tensors")
+# e4m3 with one float32 scale per row: per output channel of weights, per token of activations.
+FP8_ROWS = BlockFormat(FP8, E4M3, FP32, block_k=0, scale_layout="rowmajor")
 
 
 @dataclass(frozen=True)
@@ -63,12 +74,15 @@ RECIPES = {
     "mxfp4": Recipe(MXFP4, "mxfp4", "mxfp4-pack-quantized", True),
     "mxfp8": Recipe(MXFP8_E4M3, "MXFP8", "mxfp8-quantized", True),
     "int4": Recipe(int4_format(128), "", "pack-quantized", False),
+    "fp8": Recipe(FP8_ROWS, "FP8_PER_CHANNEL_PER_TOKEN", "float-quantized", True),
 }
 # Recipes of single layers with 16-bit activations, by format of the weights. ModelOpt has no name for MXFP8 weights alone.
 WEIGHT_ONLY = {
     "nvfp4": RECIPES["nvfp4a16"],
     "mxfp4": Recipe(MXFP4, "W4A16_MXFP4", "mxfp4-pack-quantized", False),
     "mxfp8": Recipe(MXFP8_E4M3, "MXFP8", "mxfp8-quantized", False),
+    # Activations get one scale per token when they arrive: nothing to calibrate.
+    "fp8": RECIPES["fp8"],
 }
 SIXTEEN = "16bit"
 # Formats that single layers can have: weight-only formats, or unchanged 16-bit weights.
@@ -101,7 +115,7 @@ def announced(
         return
     packed = recipe.bits == 4
     data = (n, recipe.weights.row_bytes(k))
-    scale = torch.float8_e4m3fn if recipe.weights == NVFP4 else torch.uint8
+    scale = {NVFP4: torch.float8_e4m3fn, FP8_ROWS: torch.float32}.get(recipe.weights, torch.uint8)
     is_ct = layout == "compressed-tensors"
     word = "weight_packed" if is_ct and packed else "weight"
     yield f"{name}.{word}", torch.uint8 if packed else torch.float8_e4m3fn, data
@@ -115,7 +129,7 @@ def announced(
 
 def tensors(weight: StoredWeight, input_scale: torch.Tensor | None, layout: str) -> Iterator[torch.Tensor]:
     """Iterates over the tensors of a layer, with global scales in the tool's convention."""
-    if format_named(weight.format).is_int4:
+    if weight.format in INT4_FORMATS:
         yield from (weight.data.view(torch.int32), weight.scale, torch.tensor(weight.shape))
         return
     yield weight.data
@@ -152,7 +166,7 @@ def hf_quant_config(recipes: Mapping[str, Recipe], left_out: list[str]) -> dict[
     entry: dict[str, Any] = _algorithm(recipes) | {"kv_cache_quant_algo": None}
     recipe = _only(recipes)
     if recipe is not None and recipe.algorithm != "mxfp4":
-        entry["group_size"] = recipe.group_size
+        entry |= _group_size(recipe)
     return {"producer": _producer(), "quantization": entry | {"exclude_modules": left_out}}
 
 
@@ -167,8 +181,13 @@ def _algorithm(recipes: Mapping[str, Recipe]) -> dict[str, Any]:
     recipe = _only(recipes)
     if recipe is not None:
         return {"quant_algo": recipe.algorithm}
-    each = {n: {"quant_algo": r.algorithm, "group_size": r.group_size} for n, r in recipes.items()}
+    each = {n: {"quant_algo": r.algorithm} | _group_size(r) for n, r in recipes.items()}
     return {"quant_algo": "MIXED_PRECISION", "quantized_layers": each}
+
+
+def _group_size(recipe: Recipe) -> dict[str, int]:
+    """Returns the entry for values that share a scale; none where a whole row does."""
+    return {"group_size": recipe.group_size} if recipe.group_size else {}
 
 
 def _compressed_tensors(recipes: Mapping[str, Recipe], left_out: list[str]) -> dict[str, Any]:
@@ -203,6 +222,11 @@ def _group(recipe: Recipe, targets: list[str]) -> dict[str, Any]:
         "strategy": "tensor_group" if is_nvfp4 else "group", "dynamic": False,
         "scale_dtype": "torch.float8_e4m3fn" if is_nvfp4 else "torch.uint8",
     }  # fmt: skip
+    if recipe.weights == FP8_ROWS:
+        spec = {"num_bits": 8, "type": "float", "symmetric": True, "strategy": "channel", "dynamic": False}
+        given = spec | {"strategy": "token", "dynamic": True}
+        return {"targets": targets, "weights": spec, "input_activations": given, "output_activations": None,
+                "format": recipe.group_format}  # fmt: skip
     given = spec | {"dynamic": "local" if is_nvfp4 else True} if recipe.has_input else None
     return {"targets": targets, "weights": spec, "input_activations": given, "output_activations": None,
             "format": recipe.group_format}  # fmt: skip

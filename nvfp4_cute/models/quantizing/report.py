@@ -64,7 +64,7 @@ class LayerNote:
         wrong = stored.dequantize(torch.float32).to(exact.device) - exact
         ones = torch.ones(exact.shape[1], device=exact.device)
         of_inputs = None if squares is None else _relative(wrong, exact, squares.to(ones))
-        counts = _counts(exact, stored, layer.recipe.group_size)
+        counts = _counts(exact, stored, layer.recipe.weights.block_of(layer.shape[1]))
         error = _relative(wrong, exact, ones)
         return cls(layer.name, layer.recipe.weights.name, tokens, error, of_inputs, **counts)
 

@@ -34,6 +34,18 @@ TOGETHER = (
     ("w1", "w3"),
     ("q_a_proj", "kv_a_proj_with_mqa"),
 )
+# "--recipe nemotron": NVIDIA's mixture for Nemotron 3.5 (docs.nvidia.com/nemotron/0.2.0, "Lightning 3.5, quantization"): experts
+# and the output layer in NVFP4 with 16-bit activations, attention in 16 bits, FP8 for the rest, which is Mamba's projections,
+# shared experts and dense MLPs.
+RECIPE_PATTERNS: dict[str, dict[str, str]] = {
+    "nemotron": {
+        "*.experts.*": "nvfp4",
+        **dict.fromkeys(("lm_head", "*.lm_head"), "nvfp4"),
+        **dict.fromkeys((f"*.{n}" for n in ("q_proj", "k_proj", "v_proj", "o_proj", "qkv_proj", "q_a_proj", "q_b_proj",
+                         "kv_a_proj_with_mqa", "kv_b_proj")), "16bit"),
+    }
+}  # fmt: skip
+RECIPE_FORMATS = {"nemotron": "fp8"}  # of layers that no pattern names
 FLOATS = ("F32", "F16", "BF16")
 
 
@@ -98,8 +110,8 @@ def layers_to_quantize(entries: Mapping[str, Entry], rules: Rules) -> tuple[list
         recipe = rules.of(name)
         if isinstance(recipe, str):
             left[name] = f"by the rule {recipe}"
-        elif k % recipe.group_size:
-            left[name] = f"K={k} is not a multiple of {recipe.group_size}"
+        elif k % recipe.weights.k_multiple:
+            left[name] = f"K={k} is not a multiple of {recipe.weights.k_multiple}"
         else:
             group = group_of(name)
             chosen.append(

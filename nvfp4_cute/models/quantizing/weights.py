@@ -10,6 +10,7 @@ from nvfp4_cute.formats.block_format import FOUR_OVER_SIX, NVFP4, BlockFormat, f
 from nvfp4_cute.formats.block_scaled import quantize
 from nvfp4_cute.formats.block_scales import nearest_rounding, scale_codes
 from nvfp4_cute.formats.codecs import (
+    E4M3_MAX,
     decode,
     decode_e2m1,
     decode_e4m3,
@@ -20,7 +21,7 @@ from nvfp4_cute.formats.codecs import (
     pack_e2m1,
 )
 from nvfp4_cute.formats.global_scale import GLOBAL_SCALE_DIVISOR
-from nvfp4_cute.models.checkpoints.stored import StoredWeight
+from nvfp4_cute.models.checkpoints.stored import FP8, StoredWeight
 
 # Trial factors of a block's largest value, by the kind of its scale. 1.5 is "four over six": the largest value becomes 4
 # instead of 6. A factor under 1 clamps it.
@@ -101,6 +102,8 @@ def quantized(
         ValueError: weights are not finite.
     """
     check_finite(weight)
+    if format == FP8:
+        return fp8_rows(weight)
     rounding = Rounding.of(weight, format, amax, search)
     blocks = weight.float().unflatten(-1, (-1, rounding.format.block_k))
     best: list[torch.Tensor] = []  # errors, scales and codes
@@ -116,6 +119,16 @@ def quantized(
         best = found
     _, scale, codes = best
     return rounding.stored(codes.flatten(-2), scale)
+
+
+def fp8_rows(weight: torch.Tensor) -> StoredWeight:
+    """Rounds weights [N, K] to e4m3 with one float32 scale per row, its amax / 448."""
+    values = weight.float()
+    amax = values.abs().amax(-1, keepdim=True)
+    # Divides by a tensor on the same device: on CUDA torch multiplies by the inverse of a host number.
+    scale = torch.where(amax == 0, 1.0, amax / torch.full_like(amax, E4M3_MAX))
+    codes = encode_e4m3(values / scale).view(torch.float8_e4m3fn)
+    return StoredWeight(FP8, codes, scale, None, tuple(weight.shape))
 
 
 def four_over_six(weight: torch.Tensor, amax: torch.Tensor | None = None) -> StoredWeight:

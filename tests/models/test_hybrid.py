@@ -1,0 +1,52 @@
+"""A hybrid of Mamba, attention and experts: quantized by type of layer, and loaded again."""
+
+import pytest
+import torch
+
+pytest.importorskip(
+    "transformers", reason="transformers is not installed; make test-transformers installs it"
+)
+
+from nvfp4_cute.cli import main
+from nvfp4_cute.models import transformers as ours
+from nvfp4_cute.models.vllm.taken import refusal
+
+
+@pytest.mark.parametrize("layout", ["modelopt", "compressed-tensors"])
+def test_a_mixture_for_a_hybrid_model(tmp_path, layout):
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    config = AutoConfig.for_model(
+        "nemotron_h", vocab_size=128, hidden_size=64, num_attention_heads=2, num_key_value_heads=1, head_dim=32,
+        intermediate_size=96, layers_block_type=["mamba", "attention", "moe", "mamba"], mamba_num_heads=4, mamba_head_dim=32,
+        ssm_state_size=16, n_groups=2, n_routed_experts=4, num_experts_per_tok=2, moe_intermediate_size=64,
+        moe_shared_expert_intermediate_size=64, chunk_size=8, initializer_range=0.15,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).eval()
+    model.save_pretrained(tmp_path / "in")
+    command = [
+        "quantize",
+        str(tmp_path / "in"),
+        "--out",
+        str(tmp_path / "out"),
+        "--recipe",
+        "nemotron",
+        "--layout",
+        layout,
+    ]
+    assert main(command) == 0
+    loaded = ours.load(tmp_path / "out", dtype=torch.bfloat16)
+    ids = torch.randint(0, 128, (1, 32), generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        got, want = loaded(ids).logits.float(), model(ids).logits.float()
+    assert 0.001 < (got - want).norm() / want.norm() < 0.3
+    assert (
+        refusal(
+            loaded.config.quantization_config
+            if isinstance(loaded.config.quantization_config, dict)
+            else loaded.config.quantization_config.to_dict(),
+            "nemotron_h",
+        )
+        is None
+    )
