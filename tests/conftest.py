@@ -1,6 +1,6 @@
 """Shared pytest set-up: a cache of compiled kernels for the session, and tests that need a GPU.
 
-`@pytest.mark.gpu("sm_100a")` skips, with the reason, where that GPU is missing.
+`@pytest.mark.gpu("sm_100a")` skips a test, with the reason, if that GPU is missing.
 """
 
 import os
@@ -10,16 +10,17 @@ from collections.abc import Iterator
 
 import pytest
 
-# Before torch is loaded, here and in processes that tests start: threads of several processes that run on the same cores wait for
-# each other without sleeping: two thirds of the time of the tests of formats. And sums do not depend on the number of cores.
+# Set before torch is loaded, here and in processes that tests start. With more threads, processes on the same cores
+# wait for each other without sleeping, which took two thirds of the time of the format tests. Sums also become
+# independent of the number of cores.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 from nvfp4_cute.backends import installed
 
 
-@pytest.hookimpl(tryfirst=True)  # before tests are deselected by their marks
+@pytest.hookimpl(tryfirst=True)  # before marks deselect tests
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Of a test's variants that ``sampled(count)`` has, so many drawn by its name are fast, in every session the same."""
+    """Marks all but ``count`` of the variants of a ``sampled(count)`` test as slow. The test's name determines the choice."""
     variants = defaultdict(list)
     for item in items:
         if item.get_closest_marker("sampled") and not item.get_closest_marker("slow"):
@@ -33,7 +34,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    # Asked for when a test is about to run, not at collection: listing tests must not initialise CUDA.
+    # Checked when a test is about to run, not at collection, because listing tests must not initialise CUDA.
     for marker in item.iter_markers("gpu"):
         reason = installed.missing_gpu_reason(*marker.args)
         if reason is not None:
@@ -42,9 +43,9 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def kernel_cache(tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Config) -> Iterator[None]:
-    """Kernels are compiled anew in every session, once for all its processes; the user's are left alone."""
+    """Compiles kernels once per session for all its processes, and does not use the user's cache."""
     base = tmp_path_factory.getbasetemp()
-    is_worker = hasattr(pytestconfig, "workerinput")  # whose folder lies in the session's
+    is_worker = hasattr(pytestconfig, "workerinput")  # whose folder is in the session's
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("NVFP4_CUTE_CACHE_DIR", str((base.parent if is_worker else base) / "kernels"))
         yield

@@ -16,7 +16,7 @@ pytest.importorskip("pdoc", reason="pdoc is not installed; `make docs` installs 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """What the command of `make docs` writes."""
+    """Returns the folder that the command of `make docs` writes."""
     makefile = (ROOT / "Makefile").read_text().replace("\\\n", " ")
     modules = re.search(r"^API := (.*)$", makefile, re.MULTILINE)[1].split()
     options = re.search(r"/pdoc (.*?)--output-directory", makefile)[1].split()

@@ -1,4 +1,4 @@
-"""cases: the operands keep what the kernel tests rely on."""
+"""cases: the operands have the properties that the kernel tests rely on."""
 
 import math
 
@@ -40,7 +40,7 @@ def test_cases_are_small_and_valid(case):
 
 @pytest.mark.parametrize("case", [case for case in ALL if case.kind == "exact"], ids=lambda case: case.name)
 def test_exact_cases_are_exact_in_fp32(case):
-    """Sums of magnitudes stay on a grid of fp32, so every partial sum of every order does."""
+    """Sums of magnitudes stay on a grid that fp32 represents, so every partial sum in every order does."""
     operands = make_operands(case)
     for g in range(len(case.sizes)):
         a = expand_operand(operands.a[g], operands.a_scale[g], "blocked")

@@ -1,4 +1,4 @@
-"""The examples in the docstrings of public operations and modules run and print what they show."""
+"""The examples in the docstrings of public operations and modules run and print the output shown."""
 
 import doctest
 
@@ -16,7 +16,7 @@ NAMES = {name: getattr(nvfp4_cute, name) for name in nvfp4_cute.__all__} | {"tor
 
 @pytest.mark.parametrize("name", OPERATIONS)
 def test_examples(name):
-    """At most three lines of use each, after the operands."""
+    """Each example has at most three lines of use after the operands."""
     torch.manual_seed(0)
     text = NAMES[name].__doc__
     test = doctest.DocTestParser().get_doctest(text, dict(NAMES), name, None, None)

@@ -40,7 +40,7 @@ def test_describe_names_every_variable_and_its_setting(monkeypatch):
 
 
 def test_describe_survives_a_wrong_setting(monkeypatch):
-    """doctor must be able to show the very setting that breaks everything else."""
+    """doctor must be able to show the setting that breaks everything else."""
     monkeypatch.setenv("NVFP4_CUTE_BACKEND", "nonsense")
     assert "NVFP4_CUTE_BACKEND=nonsense" in env.describe()
 

@@ -1,4 +1,7 @@
-"""Hostile calls of every public operation: backends refuse and compute alike. Long runs: ``make fuzz``."""
+"""Hostile calls of every public operation: backends refuse them with the same error or return the same results.
+
+Long runs: ``make fuzz``.
+"""
 
 import json
 from collections.abc import Iterable
@@ -13,7 +16,7 @@ from fuzz.rounds import Plan, Round, pieces
 from nvfp4_cute.emulator.fronts.launch_shim import shim_is_built
 from nvfp4_cute.ops import parts
 
-# Calls of one kind in a test, kinds, and the kind that is run without the slow tests.
+# Calls of one kind in a test, number of kinds, and the kind that runs without the slow tests.
 CHUNK, CHUNKS, FAST = 25, 80, 2
 needs_shim = pytest.mark.skipif(not shim_is_built(), reason="needs the launch shim")
 
@@ -23,7 +26,7 @@ def disagreements(calls: Iterable[Call]) -> list[str]:
 
 
 def kinds(first: int, count: int) -> range:
-    """A seed of each of so many kinds, from that of a seed on."""
+    """Returns the first seeds of ``count`` kinds, from the kind of seed ``first`` on."""
     return range(first, first + count * MEMBERS, MEMBERS)
 
 
@@ -50,7 +53,7 @@ def test_hostile_calls(chunk):
 
 
 def test_hostile_calls_are_refused_alike():
-    """Those that the reference refuses: no kernel is compiled, unless a backend takes one of them."""
+    """Runs calls that the reference refuses. No kernel is compiled, unless a backend accepts one of them."""
     calls = [draw(seed, hostile=True, limits=Limits()) for seed in kinds(200_000, 200)]
     refused = [call for call in calls if outcome(call, "reference").refusal]
     assert len(refused) > len(calls) // 3
@@ -115,7 +118,7 @@ def first_of(operation: str) -> object:
 
 
 def test_a_wrong_bit_a_crash_and_a_refusal_of_one_backend_are_found(monkeypatch):
-    """Of a backend that is the reference but for a fault."""
+    """The backend is the reference with one fault."""
     call, right = first_of("gemv"), parts.gemv
 
     def faulty(fault):
@@ -146,7 +149,7 @@ def test_an_output_that_is_written_before_a_refusal_is_found(monkeypatch):
             out.view(torch.uint8)[0] ^= 1
         raise ValueError("b is too blue")
 
-    monkeypatch.setitem(gemv.__globals__, "__name__", "nvfp4_cute.faulty")  # whose lines may refuse
+    monkeypatch.setitem(gemv.__globals__, "__name__", "nvfp4_cute.faulty")  # lines of this name may refuse
     monkeypatch.setitem(vars(parts), "gemv", gemv)
     assert failure_of(first_of("gemv"), "right") is None
     assert "wrote to out" in failure_of(first_of("gemv"), "faulty")

@@ -1,4 +1,4 @@
-"""What ``import nvfp4_cute`` does in a new process, and what it leaves for later."""
+"""What ``import nvfp4_cute`` imports in a new process, and what it defers."""
 
 import ast
 import json
@@ -16,7 +16,7 @@ import nvfp4_cute
 
 
 def in_new_process(code: str, *arguments: str) -> str:
-    """What a script prints."""
+    """Returns the output of a script."""
     command = [sys.executable, "-c", textwrap.dedent(code), *arguments]
     done = subprocess.run(command, capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stderr
@@ -24,7 +24,10 @@ def in_new_process(code: str, *arguments: str) -> str:
 
 
 def test_importing_takes_little_and_imports_little():
-    """Ours are exact; what torch needs to register ops is its own. Time of the processor, compared with what torch takes."""
+    """The package's imports are listed exactly; torch needs some of its own to register ops.
+
+    Compares processor time with torch's.
+    """
     code = """
         import json, sys, time
         start = time.process_time()
@@ -35,7 +38,7 @@ def test_importing_takes_little_and_imports_little():
         print(json.dumps([sorted(set(sys.modules) - before), middle - start, end - middle]))
     """
     times = []
-    for _ in range(2):  # the first may have to compile
+    for _ in range(2):  # the first one may have to compile
         new, torch_s, ours_s = json.loads(in_new_process(code))
         times.append(ours_s / torch_s)
         names = (
@@ -61,7 +64,7 @@ def test_importing_takes_little_and_imports_little():
 
 @pytest.mark.parametrize("first", ["private_api", "ops.library"])
 def test_ops_are_registered_whichever_import_brings_torch(first):
-    """The package comes before torch, and a module of its own that is not done yet imports torch."""
+    """The package is imported before torch, and a module of the package that is not yet loaded imports torch."""
     code = """
         import sys, nvfp4_cute
         from importlib import import_module
@@ -83,7 +86,7 @@ def test_names_are_the_same_for_type_checkers():
     typed = {
         alias.name: node.module.removeprefix("nvfp4_cute.") for node in block.body for alias in node.names
     }
-    # Records, which have a text of their own here, lie beside their class.
+    # Records, which have their own text here, are next to their class.
     records = [
         n for n in tree.body if isinstance(n, ast.AnnAssign) and isinstance(n.annotation, ast.Constant)
     ]
@@ -118,7 +121,7 @@ TRACED = """
 
 
 def test_graphs_run_after_the_import_alone(tmp_path):
-    """A loaded one names the custom ops, a traced one is the first to use a name: nothing else of the package has been imported."""
+    """Loaded and traced graphs use custom ops before anything else of the package has been imported."""
     path = str(tmp_path / "program.pt2")
 
     class Quantize(torch.nn.Module):
@@ -127,7 +130,7 @@ def test_graphs_run_after_the_import_alone(tmp_path):
 
     x = torch.linspace(-4, 4, 32 * 64).view(32, 64)
     torch.export.save(torch.export.export(Quantize(), (x,)), path)
-    # torch's own parts, which take seconds, are imported once for both.
+    # Slow parts of torch are imported once for both.
     code = """
         import os, sys, textwrap, torch, torch._dynamo, torch.export
         import nvfp4_cute

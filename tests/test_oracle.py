@@ -1,4 +1,4 @@
-"""The comparisons must fail when they should."""
+"""The comparisons fail when they should."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""What we use of torch and of CuTe DSL that is not documented is there, with the parameters that are used."""
+"""Undocumented parts of torch and CuTe DSL that the package uses exist, with the parameters that it passes."""
 
 import ast
 import inspect
@@ -23,7 +23,7 @@ ROOT = Path(private_api.__file__).resolve().parents[1]
     ],
 )
 def test_what_builds_with_cuda_have(name, parameters, result):
-    """Read from torch's stubs, which are the same in every build."""
+    """Reads torch's stubs, which are the same in every build."""
     tree = ast.parse(STUBS.read_text())
     (found,) = (node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == name)
     assert [argument.arg for argument in found.args.args] == parameters
@@ -31,7 +31,7 @@ def test_what_builds_with_cuda_have(name, parameters, result):
 
 
 def test_symmetric_memory_has_what_is_used():
-    """Buffers of GPUs, read from torch's stubs and from its module, which imports without a GPU."""
+    """Buffers of GPUs, from torch's stubs and its module, which imports without a GPU."""
     symmetric = pytest.importorskip("torch.distributed._symmetric_memory")
     assert {"empty", "rendezvous", "set_backend", "enable_symm_mem_for_group"} <= set(dir(symmetric))
     tree = ast.parse((STUBS.parent / "_distributed_c10d.pyi").read_text())
@@ -92,7 +92,7 @@ def test_torch_says_which_operators_have_kernels():
 
 
 def test_nothing_else_names_what_stands_in_this_module():
-    """Outside of the emulator's fronts."""
+    """The fronts of the emulator are the exception."""
     names = re.compile(r"torch\._C\b|torch\.cuda\._|_get_dsl|cutlass\.base_dsl")
     found = [
         str(path.relative_to(ROOT))

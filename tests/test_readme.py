@@ -1,4 +1,4 @@
-"""Pages for people: their Python runs as shown, and their commands, folders, files and targets exist."""
+"""Pages for people: their Python blocks run as shown, and the commands, folders, files and targets that they name exist."""
 
 import re
 import shlex
@@ -19,7 +19,8 @@ from nvfp4_cute.tuning import autotune
 ROOT = Path(__file__).resolve().parent.parent
 README = (ROOT / "README.md").read_text()
 FOLDERS = ("nvfp4_cute", "kernels", "problems", "bench", "tests")
-# Beside results and notes, which say what was, and the worked example, which tests/competition makes a problem of.
+# All pages except results and notes, which describe the past, and the worked example, which tests/competition turns
+# into a problem.
 PAGES = sorted(
     page.relative_to(ROOT)
     for page in (*ROOT.glob("*.md"), *(page for folder in FOLDERS for page in (ROOT / folder).rglob("*.md")))
@@ -32,7 +33,7 @@ each_page = pytest.mark.parametrize("page", PAGES, ids=str)
 
 
 def blocks(page: Path, language: str) -> list[str]:
-    """Blocks of a language, each behind as many empty lines as give it the page's line numbers."""
+    """Returns blocks of a language, each preceded by empty lines so that line numbers are the page's."""
     text = (ROOT / page).read_text()
     return [
         "\n" * text[: match.start(2)].count("\n") + match[2]
@@ -42,7 +43,7 @@ def blocks(page: Path, language: str) -> list[str]:
 
 
 def commands(page: Path) -> list[str]:
-    """Command lines of `nvfp4-cute`: whole lines of blocks, and what stands between backticks."""
+    """Returns command lines of `nvfp4-cute`: whole lines of blocks, and text in backticks."""
     text = (ROOT / page).read_text()
     lines = [line for block in blocks(page, "") for line in block.splitlines()]
     shown = [line.split("  #")[0].split(" [")[0] for line in lines if line.startswith("nvfp4-cute ")]
@@ -54,7 +55,7 @@ def commands(page: Path) -> list[str]:
     "page", [page for page in PAGES if blocks(page, "python") and page not in ELSEWHERE], ids=str
 )
 def test_python_blocks_run_in_order(page, monkeypatch):
-    """One after the other in one namespace, as a reader would paste them; of the configs that one tries, two are compiled."""
+    """All blocks run in one namespace, as if pasted in order. One block tries many configs, of which two are compiled."""
     candidates = autotune.candidates
     monkeypatch.setattr(autotune, "candidates", lambda *given: candidates(*given)[:2])
     namespace: dict[str, object] = {"__name__": "page"}
@@ -71,7 +72,7 @@ def test_command_lines_parse(page):
     for line in commands(page):
         verb, *arguments = shlex.split(line)[1:]
         assert verb in VERBS
-        if arguments:  # else the verb is named, not its use
+        if arguments:  # otherwise the text names the verb and not its use
             cli.build_parser([verb]).parse_args([verb, *arguments])
 
 
@@ -155,7 +156,7 @@ def test_speed_of_light_table_is_what_the_command_prints():
 
 
 def test_times_are_those_of_the_committed_results():
-    """Columns: floor, modelled, published, measured on the H200; the torch column stands in a note of that page."""
+    """Columns: floor, modelled, published, measured on the H200. The torch column is in a note of that page."""
     pages = {name: (ROOT / "bench" / "results" / f"{name}.md").read_text() for name in ("b200", "h200")}
     bench = (ROOT / "bench" / "README.md").read_text()
     shown = [line.split("|")[1:7] for line in bench.splitlines() if re.match(r"\| case \d:", line)]
@@ -178,7 +179,7 @@ def test_times_are_those_of_the_committed_results():
 
 
 def test_the_table_of_formats_says_what_families_multiply():
-    """A row a pair, or two, a column a family, a word in every cell of a kernel."""
+    """One row per pair or two, one column per family, and a word in every cell that has a kernel."""
     table = re.search(r"^\| `a` x `b` \|(.*)\n\|.*\n((?:\|.*\n)+)", README, re.MULTILINE)
     archs = [re.search(r"sm_\d+a", column)[0] for column in table[1].strip(" |").split("|")]
     told = {}

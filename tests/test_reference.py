@@ -1,4 +1,4 @@
-"""The oracle against explicit loops in rational arithmetic, and against what it must not read."""
+"""The oracle compared with explicit loops in rational arithmetic. It must also ignore padding."""
 
 import math
 from fractions import Fraction
@@ -18,14 +18,14 @@ OUT_DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 
 
 def random_operand(rows, k, seed, scale_codes=(0x00, 0x7F)):
-    """Random value bytes and row-major scales of codes ``scale_codes[0]`` up to (not with) ``scale_codes[1]``."""
+    """Random value bytes, and row-major scales with codes from ``scale_codes[0]`` to below ``scale_codes[1]``."""
     generator = torch.Generator().manual_seed(seed)
     data = torch.randint(0, 256, (rows, k // 2), dtype=torch.uint8, generator=generator)
     return data, torch.randint(*scale_codes, (rows, k // 16), dtype=torch.uint8, generator=generator)
 
 
 def exact_value(data, scale, row, k) -> Fraction:
-    """One element from its bits: nibble k, times the magnitude of its scale."""
+    """Returns one element from its bits: nibble k times the magnitude of its scale."""
     byte = int(data[row, k // 2])
     nibble = byte >> 4 if k % 2 else byte & 0xF
     code = int(scale[row, k // 16]) & 0x7F
@@ -37,7 +37,7 @@ def exact_value(data, scale, row, k) -> Fraction:
 
 
 def exact_gemm(a, b, a_scale, b_scale) -> list[list[Fraction]]:
-    """Three loops. Values first, so that the innermost is a sum of products."""
+    """Computes three loops, of which the innermost is a sum of products."""
     expanded = [
         [[exact_value(data, scale, row, k) for k in range(2 * data.shape[1])] for row in range(data.shape[0])]
         for data, scale in ((a, a_scale), (b, b_scale))
@@ -49,7 +49,10 @@ def exact_gemm(a, b, a_scale, b_scale) -> list[list[Fraction]]:
 
 
 def rounded(exact: list[list[Fraction]], alpha: float | None, dtype: torch.dtype) -> torch.Tensor:
-    """float32, times alpha in float32, then ``dtype``; float(Fraction) rounds correctly and these sums fit float64."""
+    """Rounds to float32, times alpha in float32, then to ``dtype``.
+
+    float(Fraction) rounds correctly, and these sums fit float64.
+    """
     assert all(Fraction(float(value)) == value for row in exact for value in row)
     acc = torch.tensor([[float(value) for value in row] for row in exact], dtype=torch.float64).float()
     return (acc if alpha is None else acc * torch.tensor(alpha, dtype=torch.float32)).to(dtype)
@@ -72,7 +75,7 @@ def test_matches_explicit_loops(out_dtype, alpha):
 
 
 def single_product(a_code: int, b_code: int, alpha, out_dtype) -> float:
-    """Row times row of which only the first values (e2m1 codes) are not zero, all scales 1."""
+    """Product of two rows in which only the first values (e2m1 codes) are not zero, with all scales 1."""
     operands = [torch.tensor([[code, *[0] * 7]], dtype=torch.uint8) for code in (a_code, b_code)]
     one = torch.tensor([[0x38]], dtype=torch.uint8)
     args = ([operands[0]], [operands[1]], [one], [one], alpha, out_dtype)
@@ -92,7 +95,7 @@ def test_the_sum_is_rounded_to_float32_unless_float64_is_asked_for():
 
 
 def test_the_product_with_alpha_is_rounded_to_float32_before_the_output_type():
-    """3 * alpha lies just above a tie of bfloat16; float32 rounds it onto the tie, which goes to the even side."""
+    """3 * alpha is just above a tie of bfloat16. float32 rounds it to the tie, which goes to the even side."""
     tried = 0
     for even in range(0, 128, 2):
         tie = Fraction(256 + 2 * even + 1, 256)
@@ -181,7 +184,7 @@ def test_overflow_of_float16_is_infinity():
 
 
 def test_long_k_in_pieces_is_exact_and_inputs_stay_untouched(monkeypatch):
-    """K = 16384 with B cut into pieces of 3 rows, against a product of integers."""
+    """K = 16384 with B split into pieces of 3 rows, compared with a product of integers."""
     m, n, k = 3, 10, 16384
     a, a_pick = random_operand(m, k, seed=11, scale_codes=(0, 3))
     b, b_pick = random_operand(n, k, seed=12, scale_codes=(0, 3))
@@ -226,7 +229,7 @@ def test_expand_operand_is_exact():
     data, scale = random_operand(3, 32, seed=16)
     values = expand_operand(data, scale, "rowmajor")
     expected = [[float(exact_value(data, scale, row, k)) for k in range(32)] for row in range(3)]
-    # Fractions have no -0, so equality and not bits.
+    # Fractions have no -0, so the test compares values and not bits.
     assert values.dtype == torch.float64 and torch.equal(values, torch.tensor(expected, dtype=torch.float64))
 
 
@@ -255,7 +258,7 @@ def test_refuses_what_does_not_fit():
 @pytest.mark.parametrize("a_format", FORMATS.values(), ids=str)
 @pytest.mark.parametrize("b_format", FORMATS.values(), ids=str)
 def test_any_pair_of_formats(a_format, b_format, monkeypatch):
-    """The product of what dequantization gives; B in pieces of rows that begin with a block."""
+    """Compares with the product of dequantized operands; pieces of B start at a block."""
     monkeypatch.setattr(reference, "CHUNK_ELEMS", 150 * 256)
     generator = torch.Generator().manual_seed(5)
     a = quantize(torch.randn(5, 256, generator=generator), format=a_format, scale_layout="rowmajor")

@@ -1,4 +1,4 @@
-"""Which variants of a test with many are fast: ``sampled`` of conftest.py."""
+"""``sampled`` in conftest.py: which of a test's many variants are fast."""
 
 from pathlib import Path
 
@@ -8,7 +8,7 @@ CONFTEST = str(Path(__file__).parent / "conftest.py")
 
 
 class Item:
-    """As much of a test as is asked for its marks."""
+    """A test, reduced to what its marks need."""
 
     def __init__(self, nodeid: str, *marks: pytest.MarkDecorator):
         self.nodeid = nodeid

@@ -1,4 +1,7 @@
-"""House rules over the whole tree: import direction, environment reads, pipeline state. And proof that they catch."""
+"""House rules for the whole tree: import direction, environment reads, pipeline state.
+
+Also checks that they find planted faults.
+"""
 
 import ast
 import inspect
@@ -54,7 +57,7 @@ LAYERS = (
     ("__main__",),
     ("examples",),
 )
-# What kernels may import beside cutlass, each other, and their family of planning.arch.
+# Modules that kernels may import besides cutlass, each other, and their family in planning.arch.
 LEAVES = (
     "errors",
     "formats.block_format",
@@ -69,7 +72,7 @@ STDLIB_LEAVES = ("errors", "planning.config", "env", "launch_table")
 HOST_THIRD_PARTY = {"torch", "numpy", "tqdm"}
 # Importing these needs a compiler, a driver, or an extra, so host modules do it inside the function that needs them.
 PYTEST_PLUGINS = {"cli.pytest_plugin"}
-# A module for the package that it is named after.
+# Modules of packages with the same name.
 INTEGRATIONS = {
     "models.transformers": {"transformers"},
     "bench.validation.triton_kernel": {"triton"},
@@ -80,7 +83,7 @@ INTEGRATIONS = {
 } | {f"models.vllm.{part}": {"vllm"} for part in ("config", "experts", "kernels", "linear", "parameters")}
 DEFERRED_THIRD_PARTY = {"cutlass", "cuda", "matplotlib", "yaml", "transformers", "triton"}
 
-# What surrounds the machine: how programs written for a GPU reach it, and what each of these may import for that.
+# Layers around the machine, through which programs written for a GPU reach it, and their allowed imports.
 EMULATOR_ROWS = (
     ("isa",),
     ("fused",),
@@ -93,8 +96,8 @@ EMULATOR_ROWS = (
 
 EMULATOR_FRONTS = {"launch_shim": {"cutlass"}, "dsl_shim": {"cutlass"}, "cuda_shim": {"cuda"}}
 
-# Host code that says the name of an architecture: families, the machine and its clock, lists of GPUs and of what is asked of
-# them, and answers to the problems of one GPU. All other code asks ``planning.arch.family_of``.
+# Host code that may name an architecture: families, the machine and its clock, lists of GPUs and of their probes, and
+# problems for one GPU. All other code asks ``planning.arch.family_of``.
 NAMES_ARCHITECTURES = ("planning.arch", "emulator", "timing", "gpus", "prove", "bench", "problems")
 
 
@@ -105,7 +108,7 @@ def module_name(path: Path) -> str:
 
 SOURCES = {path: path.read_text() for folder in FOLDERS for path in sorted((ROOT / folder).rglob("*.py"))}
 MODULES = {module_name(path): path for path in SOURCES}
-# Examples are programs of a user's: they import what they like, and nobody imports them.
+# Examples are user programs: they may import anything, and nothing imports them.
 HOST = [m for m in MODULES if not m.startswith(("nvfp4_cute.kernels", "nvfp4_cute.examples"))]
 KERNELS = [m for m in MODULES if m.startswith("nvfp4_cute.kernels")]
 
@@ -121,7 +124,7 @@ def area(module: str) -> str:
 
 
 def each(modules: Iterable[str]) -> Callable[[Callable[[str], Iterable[Any]]], Callable[[], None]]:
-    """Make one test of a function that finds a module's violations: it says all those of ``modules``."""
+    """Turns a function that finds a module's violations into one test, which reports those of all ``modules``."""
     names = list(modules)
 
     def decorate(find: Callable[[str], Iterable[Any]]) -> Callable[[], None]:
@@ -164,7 +167,7 @@ def external(module: str) -> list[style_lint.Import]:
 
 @each(MODULES)
 def test_tables_in_docstrings_are_those_of_markdown(module):
-    """The API reference shows a table of reStructuredText as rows of "=": write `| a | b |`."""
+    """The API reference shows a table of reStructuredText as rows of "=", so tables are written as `| a | b |`."""
     for number, line in enumerate(SOURCES[MODULES[module]].splitlines(), 1):
         if re.match(r" *={4,} +={3,}", line):
             yield number
@@ -203,7 +206,7 @@ def test_host_third_party_imports(module):
 
 @each(m for m in HOST if area(m) == "emulator")
 def test_emulator_stands_alone(module):
-    """The machine runs any PTX: it knows nothing of torch, of the DSL, or of this project's kernels."""
+    """The machine runs any PTX and does not import torch, the DSL, or this project's kernels."""
     fronts, name = "nvfp4_cute.emulator.fronts.", module.rpartition(".")[2]
     is_front, allowed = module.startswith(fronts), {"numpy"}
     if is_front:
@@ -223,7 +226,7 @@ def emulator_row(part: str) -> int:
 
 @each(m for m in HOST if m.startswith("nvfp4_cute.emulator."))
 def test_emulator_imports_point_one_way(module):
-    """State and numerics, instructions, what watches them, the machine, the ways into it."""
+    """The order is state and numerics, instructions, observers, the machine, and its fronts."""
     own = module.split(".")[2]
     for found in internal(module):
         if found.name.startswith("nvfp4_cute.emulator."):
@@ -233,7 +236,7 @@ def test_emulator_imports_point_one_way(module):
 
 
 def test_no_circle_of_files():
-    """At load, inside functions, and in types: every module can be read, and tested, before those that need it."""
+    """Imports at load, inside functions, and in types: every module can be read and tested before the modules that need it."""
     graph = {m: {i.name for i in imports(m) if i.name in MODULES and i.name != m} for m in MODULES}
     circles = style_lint.circles(graph)
     assert not circles, "\n".join(" ".join(circle) for circle in circles)
@@ -241,7 +244,7 @@ def test_no_circle_of_files():
 
 @each(KERNELS)
 def test_kernels_can_be_lifted_out(module):
-    """A kernel imports cutlass, its siblings, leaf modules, and the plain-integer plan of its own architecture."""
+    """A kernel imports cutlass, its siblings, leaf modules, and the integer-only plan of its own architecture."""
     own = module.split(".")[2] if module.count(".") >= 2 else "common"
     allowed_kernels = {f"nvfp4_cute.kernels.{name}" for name in ("common", own)} | {"nvfp4_cute.kernels"}
     family = f"nvfp4_cute.planning.arch.{own}"
@@ -273,7 +276,7 @@ def test_nothing_imports_the_tests():
 
 
 def test_host_package_imports_without_cutlass_and_torch_stays_on_the_cpu():
-    """In a new process where cutlass and cuda cannot be imported at all, every host module can."""
+    """Every host module imports in a new process that cannot import cutlass and cuda."""
     code = """
         import importlib, sys
         class Refuse:
@@ -298,7 +301,7 @@ def test_host_package_imports_without_cutlass_and_torch_stays_on_the_cpu():
 
 
 def test_every_folder_is_packaged():
-    """A subpackage missing from pyproject.toml works from a checkout and is absent from the wheel."""
+    """A subpackage that pyproject.toml omits works in a checkout but is missing from the wheel."""
     text = (ROOT / "pyproject.toml").read_text()
     block = text[text.index("packages = [") : text.index("[tool.setuptools.package-dir]")]
     packages = [m for m, path in MODULES.items() if path.name == "__init__.py"]
@@ -320,23 +323,23 @@ ASKS_A_FAMILY = [
 
 @each(ASKS_A_FAMILY)
 def test_host_code_asks_a_family_and_does_not_say_which(module):
-    """Ask ``planning.arch.family_of(arch)``, or give ``planning.arch`` another function of an architecture."""
+    """Use ``planning.arch.family_of(arch)``, or add another function of an architecture to ``planning.arch``."""
     return style_lint.architecture_findings(str(MODULES[module]), SOURCES[MODULES[module]])
 
 
-# The emulator knows no formats of ours but those of PTX.
+# The emulator knows only the formats of PTX.
 KNOWS_ELEMENTS = ("formats", "emulator", "timing")
 
 
 @each(m for m in HOST if area(m) not in KNOWS_ELEMENTS)
 def test_host_code_asks_a_format_for_bytes_and_elements(module):
-    """Ask the record of the format: row_bytes, elements, num_k_blocks, scale_shape, atom_row_bytes ..."""
+    """Use the format's record: row_bytes, elements, num_k_blocks, scale_shape, atom_row_bytes ..."""
     return style_lint.element_size_findings(str(MODULES[module]), SOURCES[MODULES[module]])
 
 
 @each(KERNELS)
 def test_kernels_do_not_postpone_annotations(module):
-    """`cute.struct` reads annotations as types; the future import turns them into strings."""
+    """`cute.struct` reads annotations as types, and the future import turns them into strings."""
     return [(found, "") for found in imports(module) if found.name == "__future__"]
 
 
@@ -346,7 +349,7 @@ def test_kernels_keep_pipeline_state_in_rebound_local_names():
     assert not findings, "\n".join(map(str, findings))
 
 
-# ---- the lint itself catches planted faults --------------------------------------------------------------------
+# ---- the lint finds planted faults -----------------------------------------------------------------------------
 
 GOOD = """
 def run_load(args):
@@ -436,7 +439,7 @@ def test_lint_follows_helpers_into_other_files():
 
 
 def test_lint_knows_every_advancing_method_of_the_dsl():
-    """Methods of the DSL's participants that assign to self or advance a member are all in ADVANCERS."""
+    """ADVANCERS lists all methods of the DSL's participants that assign to self or advance a member."""
     pipeline = pytest.importorskip("cutlass.pipeline")
     quiet = {
         "__init__",

@@ -1,4 +1,4 @@
-"""Backends by name, and the GPU that the emulator is asked to be."""
+"""Backends by name, and the GPU that the emulator represents."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Calls in a row that are launched together: their results, and what sends them the long way again."""
+"""Consecutive calls that are launched together: their results, and what makes them run the checks again."""
 
 from types import SimpleNamespace
 
@@ -55,7 +55,10 @@ def refuse(*arguments, **options):
 @pytest.mark.parametrize("options", WAYS, ids=str)
 @pytest.mark.parametrize("make", [some_layer, some_mlp])
 def test_the_third_call_is_one(h100, monkeypatch, options, make):
-    """The second one was watched. Of another layer of the same sizes, too, on other rows; with the bits of calls one by one."""
+    """The second call was observed.
+
+    The third one may be of another layer with the same sizes and other rows, and returns the bits of single calls.
+    """
     layers = [make(options) for _ in range(2)]
     given = [rows() for _ in layers]
     for _ in range(2):
@@ -74,7 +77,7 @@ def test_the_third_call_is_one(h100, monkeypatch, options, make):
 
 @pytest.mark.parametrize("kept", [0, prepared_chain.MAX_KEPT_BYTES])
 def test_what_lies_between_is_memory_of_the_stream(h100, monkeypatch, kept):
-    """Calls allocate their result alone; what is large is given back."""
+    """Calls allocate only their result; large buffers are returned."""
     monkeypatch.setattr(workspace, "_in_use", {})
     monkeypatch.setattr(prepared_chain, "MAX_KEPT_BYTES", kept)
     layer = some_layer({"input_scale": 0.01})
@@ -92,7 +95,7 @@ def test_what_lies_between_is_memory_of_the_stream(h100, monkeypatch, kept):
 
 @pytest.mark.slow
 def test_scales_that_are_one_tensor(h100):
-    """Layers that share a global scale, then one that does not: its own is read."""
+    """Layers that share a global scale, then one with a separate scale, which is used."""
     mlps = [some_mlp({"activations": "16bit"}) for _ in range(2)]
     for name in ("up_proj", "down_proj"):
         mlps[0].get_submodule(name).weight_global_scale = mlps[0].gate_proj.weight_global_scale
@@ -108,7 +111,7 @@ def test_scales_that_are_one_tensor(h100):
 
 
 def test_rows_that_are_not_aligned(h100):
-    """Their addresses are looked at in a chain, too."""
+    """A chain also checks the addresses of rows."""
     layer = some_layer({"activations": "16bit"})
     for _ in range(3):
         layer(rows())
@@ -119,7 +122,7 @@ def test_rows_that_are_not_aligned(h100):
 
 @pytest.mark.slow
 def test_what_is_not_kept(h100):
-    """A chain with a product of torch's, one whose result is no call's, and one that an error ended."""
+    """Chains with a torch product, with a result that comes from no call, and with an error are not kept."""
     w, x = quantize(torch.randn(N, K).bfloat16()), rows()
 
     def run(x, data, scale, end):
@@ -141,7 +144,7 @@ def test_what_is_not_kept(h100):
 
 
 def test_what_it_reads_is_told(h100):
-    """A tensor that a call reads and the chain was not given could be another one the next time: it is not kept."""
+    """If a call reads a tensor that the chain was not given, another call could read a different one, so the chain is not kept."""
     w, x = quantize(torch.randn(N, K).bfloat16()), rows()
 
     def run(x):
@@ -154,7 +157,7 @@ def test_what_it_reads_is_told(h100):
 
 
 def stub_call(seen, has_counters, nbytes):
-    """A prepared call that reads one tensor and writes one, and notes the launch table."""
+    """A prepared call that reads one tensor, writes one, and records the launch table."""
     table = np.zeros(32, np.int64)
     function = lambda table: seen.append(table.copy())
     places = [Place(20, 0, 0), Place(21, 1, 0)]
@@ -163,7 +166,7 @@ def stub_call(seen, has_counters, nbytes):
 
 
 def test_counters_lie_apart_from_what_calls_write_to(monkeypatch):
-    """They are 0 before each launch."""
+    """Counters are 0 before each launch, and calls do not write to their memory."""
     seen = []
     monkeypatch.setattr(workspace, "_in_use", {})
     monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda index: 0, raising=False)
@@ -187,7 +190,7 @@ def test_counters_lie_apart_from_what_calls_write_to(monkeypatch):
 
 
 def test_calls_that_write_to_one_tensor():
-    """It keeps its place, with room for the largest part; a call that writes to what the chain was given is not kept."""
+    """The tensor keeps its place, with room for the largest part. A call that writes to an input of the chain is not kept."""
     x, h, y = torch.ones(3, 64).unbind()
     calls = [stub_call([], False, 0) for _ in range(3)]
     for call in calls:

@@ -1,4 +1,4 @@
-"""What the host does with subnormal numbers, and how it rounds, changes no bit of the emulator or of the reference."""
+"""The host's handling of subnormal numbers and its rounding mode change no bit of the emulator or the reference."""
 
 import ctypes
 

@@ -1,4 +1,4 @@
-"""A layer's repeated calls: which are launched as the last one was, and that each of them computes with what it is given."""
+"""Repeated calls of a layer: which ones reuse the previous launch, and that each one computes with its own tensors."""
 
 import copy
 import io
@@ -47,7 +47,7 @@ def some_mlp(**options):
 
 
 class Counted:
-    """A layer that was called often enough, and whether a call took the long way."""
+    """A layer that was called often enough, and whether a call ran all checks."""
 
     def __init__(self, layer, x, monkeypatch):
         self.layer, self.count, long_way = layer, 0, layer._product
@@ -60,12 +60,12 @@ class Counted:
         monkeypatch.setattr(layer, "_product", product)
 
     def settle(self, x):
-        """Checked, prepared, watched, launched as a chain."""
+        """Makes the calls that are checked, prepared, observed, and launched as a chain."""
         for _ in range(3):
             self.layer(x)
 
     def expect(self, x, is_repeated):
-        """The result, which has the bits of the long way."""
+        """Checks that the result has the bits of a call with all checks."""
         before = self.count
         got = self.layer(x)
         assert (self.count == before) == is_repeated
@@ -109,7 +109,7 @@ def test_rows_of_other_dtypes_that_lie_otherwise(counted):
 
 
 def test_parameters_are_those_of_the_call(counted):
-    """Written in place, replaced, given by functional_call, or of another kind."""
+    """Parameters that are written in place, replaced, passed by functional_call, or of another kind."""
     layer, other, x = counted(some_layer(), rows()), some_layer(), rows()
     before = layer.expect(x, True)
     own = layer.layer
@@ -217,7 +217,7 @@ class Seen(TorchDispatchMode):
 
 
 def test_what_torch_records(counted):
-    """Modes and graphs see the operation; transforms that cannot are refused; nothing of it is launched later on."""
+    """Modes and graphs see the operation, unsupported transforms are refused, and later calls launch nothing of it."""
     layer, x = counted(some_layer(), rows()), rows()
     for _ in range(3):
         with Seen() as seen:
@@ -233,7 +233,7 @@ def test_what_torch_records(counted):
 
 @pytest.mark.slow
 def test_a_tensor_that_came_twice(counted):
-    """Scales that were one tensor, then are two."""
+    """Scales were one tensor and then are two."""
     layer = counted(some_layer(activations="nvfp4", input_scale=0.01), rows())
     own = layer.layer
     own.input_global_scale = own.weight_global_scale

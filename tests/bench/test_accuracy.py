@@ -1,4 +1,4 @@
-"""SmolLM2-135M in NVFP4: real weights, 576 columns, downloaded from the package index."""
+"""SmolLM2-135M in NVFP4, with weights from the package index and matrices of 576 columns."""
 
 import json
 
@@ -16,7 +16,7 @@ def test_page_is_that_of_the_record():
 @pytest.mark.slow
 @pytest.mark.timeout(7200)
 def test_smollm2(tmp_path):
-    """One window: error compensation loses less than half of what rounding to nearest does, and most with 4-bit activations."""
+    """One window: error compensation loses less than half as much as rounding to nearest, and most with 4-bit activations."""
     for package in ("transformers", "gguf"):
         pytest.importorskip(
             package, reason="pip install transformers gguf, in the environment of make test-transformers"

@@ -1,4 +1,4 @@
-"""`nvfp4-cute bench`: cases, operands, peers, what a report computes, the command line. Times themselves need a GPU."""
+"""`nvfp4-cute bench`: cases, operands, peers, figures of a report, and the command line. Times need a GPU."""
 
 import importlib.util
 import json
@@ -126,7 +126,7 @@ def test_a_wrong_result_is_not_timed():
 
 
 def test_a_timed_call_may_return_tensors():
-    """gemv returns its result; a call is timed for what it enqueues."""
+    """gemv returns its result. A timed call counts what it enqueues."""
     ran = []
     measured.in_turn([lambda: ran.append(0), lambda: torch.ones(2)])(1)
     measured.in_turn([lambda: ran.append(0), lambda: torch.ones(2)])(0)
@@ -177,7 +177,7 @@ def test_our_operations_take_the_operands_of_a_case(operation, sizes, form):
 @pytest.mark.parametrize("operation", ["grouped_gemm", "gemm"])
 @pytest.mark.parametrize("pair", [(MXFP8_E4M3, MXFP4), (FP8_1x128, FP8_128x128), (INT8, INT8)], ids=str)
 def test_operands_of_other_formats(pair, operation):
-    """Random ones hold what the reference says they do; empty ones have their shapes and types, ragged and in lists."""
+    """Random operands have the values that the reference states; empty ones have their shapes and types."""
     sizes = ((40, 136, 256), (0, 136, 256)) if operation == "grouped_gemm" else ((40, 136, 256),)
     for form in ("list", "ragged"):
         case = cases.Case("shape", "gemm", "small", operation, sizes, form=form, formats=pair)
@@ -192,7 +192,7 @@ def test_operands_of_other_formats(pair, operation):
 @pytest.mark.parametrize("operation", ["gemm", "dual"])
 @pytest.mark.parametrize("out", ["nvfp4", "mxfp8_e4m3"])
 def test_a_shape_with_quantized_results(operation, out):
-    """They are what the reference's results are quantized to; floors count their bytes."""
+    """Results are the reference's in the quantized format, and floors count their bytes."""
     case = cases.shape_case((40,), 128, 256, operation=operation, formats=(MXFP8_E4M3, MXFP4), out=out)
     operands = make_operands(case, CPU, seed=5)
     prepared = ours.prepare(case, operands, "reference")
@@ -372,7 +372,7 @@ def test_rows_are_spread_over_groups(spread):
 
 
 def test_chosen_configs_are_measured_beside_all_others(monkeypatch, tmp_path, capsys):
-    """A quarter longer than the fastest in one problem, the fastest in the others."""
+    """The chosen config takes a quarter longer than the fastest in one problem, and is the fastest in the others."""
     gpu = targets.Gpu("sm_90a", 132, "H200")
     monkeypatch.setattr(choices, "gpu_of", lambda _: gpu)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
@@ -440,7 +440,7 @@ def test_a_saved_page_names_the_options_that_made_it(monkeypatch, tmp_path, caps
 
 
 def test_a_weight_only_shape_is_timed_on_gpus_that_have_no_other(capsys):
-    """Bytes count activations of 16 bits; results that are quantized are refused."""
+    """Bytes count 16-bit activations, and quantized results are refused."""
     shape = "--op w4a16 --m 2 --n 64 --k 256 --target a100".split()
     assert cli.main(["bench", *shape, "--json"]) == 0
     (row,) = json.loads(capsys.readouterr().out)["rows"]

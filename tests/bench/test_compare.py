@@ -1,4 +1,4 @@
-"""Two results of `bench --json` beside each other: ratios, spreads, verdicts, refusals."""
+"""Comparison of two results of `bench --json`: ratios, spreads, verdicts, refusals."""
 
 import json
 

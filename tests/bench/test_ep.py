@@ -1,4 +1,4 @@
-"""bench.ep: its page and its picture; what is measured there, and compared, on processes."""
+"""bench.ep: its page and its plot; measurements and comparisons run on processes."""
 
 import json
 import tempfile
@@ -36,7 +36,7 @@ REPORT = {
 
 @pytest.fixture
 def kept(tmp_path):
-    """A report as a file keeps it."""
+    """A report as a file stores it."""
     path = tmp_path / "report.json"
     path.write_text(json.dumps(REPORT))
     return ["bench", "ep", "--tokens", "512", "--results", str(path)]
@@ -90,7 +90,7 @@ def test_too_few_gpus_are_an_exit_code():
 
 
 def measured(rank: int, folder: str, through_buffers: bool) -> dict:
-    """A small model on the CPU; every call once."""
+    """Measures a small model on the CPU, with each call once."""
     made: dict = {}
 
     def buffers_of(group, layout, device):

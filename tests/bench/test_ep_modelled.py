@@ -1,4 +1,4 @@
-"""bench.ep_modelled: what its page is computed from."""
+"""bench.ep_modelled: the computation of its page."""
 
 import json
 import random

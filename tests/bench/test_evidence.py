@@ -1,4 +1,4 @@
-"""Every form of ours has evidence or stands on the page; what is noted as a form; how the page is made."""
+"""Every PTX form of this package has evidence or is listed on the page. Also tests what is recorded as a form, and the page."""
 
 import pytest
 
@@ -49,7 +49,7 @@ def test_every_stored_run_and_kernel_is_one_of_the_table():
 
 
 def test_no_note_is_left_over():
-    """A source that speaks of no form of ours is to be deleted: it says nothing any more."""
+    """A source that matches no form of this package should be deleted."""
     unused = [note.pattern for note in SOURCES if not any(note.fits(form) for form in STORED.open_forms())]
     assert not unused
 
@@ -210,7 +210,7 @@ def test_sources_are_scoped():
 # ---- the command -----------------------------------------------------------------------------------------------------
 @pytest.fixture
 def checkout(tmp_path, monkeypatch):
-    """A checkout of the first project with a script that is not what it should be, and empty results."""
+    """A checkout of the first project with an unexpected script, and empty results."""
     project = PROJECTS[0]
     (tmp_path / project.marker).parent.mkdir(parents=True)
     (tmp_path / project.marker).touch()

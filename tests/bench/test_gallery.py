@@ -1,4 +1,4 @@
-"""The page of all results: its rows are those of the committed files, and a browser shows them as a person reads them."""
+"""The page of all results: its rows are those of the committed files, and a browser displays them."""
 
 import json
 import re
@@ -73,7 +73,7 @@ def test_a_folder_without_results_is_refused(tmp_path):
         gallery.entries(tmp_path)
 
 
-# What a person would see, read from the laid-out page by a script behind the page's own.
+# What a person would see: a script that runs after the page's own reads the laid-out page.
 LOOK = """
 const seen = () => [...document.querySelectorAll("tbody tr")].filter(r => r.offsetHeight > 0);
 const texts = index => seen().map(r => r.cells[index].innerText.trim());
@@ -96,7 +96,7 @@ click("other / ours"); report.lastEmpty = seen().at(-1).cells[8].dataset.value =
 """
 
 
-@pytest.mark.parametrize("width", [1280, 500])  # 500: the least that a headless window takes
+@pytest.mark.parametrize("width", [1280, 500])  # 500 is the smallest width of a headless window
 def test_what_a_person_sees(width, found, tmp_path):
     report = look(gallery.page(found), LOOK, width, tmp_path)
     assert report["all"] == len(found) and report["count"] == f"{len(found)} cases"

@@ -1,4 +1,4 @@
-"""bench.layers: layers modelled as chains of launches, and the pages of their times."""
+"""bench.layers: layers modelled as chains of launches, and the pages with their times."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""bench.moe: what it times computes the layer, and what it prints; times themselves need a GPU."""
+"""bench.moe: the timed code computes the layer, and the output is complete. Times need a GPU."""
 
 import json
 

@@ -1,4 +1,7 @@
-"""Requirements of engines next to ours. Fast: a pair or two from the package index, where it answers; all of it: `make test-pins`."""
+"""Requirements of engines together with those of this package.
+
+The fast test checks a pair or two in the package index; `make test-pins` checks all.
+"""
 
 import re
 
@@ -32,7 +35,7 @@ def test_a_new_cause_is_a_change_and_another_letter_is_none():
 
 @pytest.mark.parametrize("dropped, expected", [("torch", True), (None, False)])
 def test_the_requirement_at_fault_is_named(monkeypatch, dropped, expected):
-    """Without the index: a peer that resolves alone, and next to ours only without one requirement."""
+    """Without the index: a peer that resolves alone, but together with this package only without one requirement."""
 
     def resolve(requirements, python, platform, cache):
         conflicts = dropped and any(r.startswith(dropped) for r in requirements) and len(requirements) > 1

@@ -1,4 +1,7 @@
-"""The table of public kernels: what counts as passing, what is recorded; and, if NVFP4_CUTE_CUTLASS is set, its scripts."""
+"""The table of public kernels: what counts as a pass, and what is recorded.
+
+With NVFP4_CUTE_CUTLASS set, also runs its scripts.
+"""
 
 import pytest
 
@@ -12,7 +15,7 @@ VERDICTS = {"good.py": "pass", "bad.py": "FAIL"}
 
 @pytest.fixture
 def checkout(tmp_path, monkeypatch):
-    """A checkout of two scripts, of which the second fails; runs are counted, not made."""
+    """A checkout of two scripts of which the second one fails. Counts runs instead of making them."""
     (tmp_path / public_cases.EXAMPLES).mkdir(parents=True)
     (tmp_path / "CHANGELOG.md").write_text(
         "# Changelog\n\n# 4.x\n\n## [4.7.0](https://x) (2026)\n\n## [4.6.0](y)\n"
@@ -138,7 +141,7 @@ def test_a_script_that_takes_too_long_is_killed(tmp_path):
 @pytest.mark.slow
 @pytest.mark.skipif(env.cutlass_checkout() is None, reason="NVFP4_CUTE_CUTLASS is not set")
 def test_public_kernels_pass_and_are_clean():
-    """Without those that release stages early, which the checker reports (bench/results/public_kernels.md)."""
+    """Kernels that release stages early are the exception, which the checker reports (bench/results/public_kernels.md)."""
     clean = r"^(?!sm_120a .*--b_dtype Float8E4M3FN)"
     settings = ("eager+check", "lazy", "random:3")
     assert public_kernels.main([str(env.cutlass_checkout()), "--only", clean, "--settings", *settings]) == 0
@@ -154,7 +157,7 @@ def test_a_report_of_the_checker_is_a_hazard():
 
 
 def test_each_architecture_has_a_cache_of_its_own():
-    """An object in QuACK's cache is found whatever architecture it was compiled for."""
+    """QuACK's cache returns an object regardless of the architecture that it was compiled for."""
     cases = [public_cases.Case("a.py", arch) for arch in ("sm_90a", "sm_100a")]
     places = [public_kernels._environment(case)["QUACK_CACHE_DIR"] for case in cases]
     assert [place.rsplit("/", 1)[-1] for place in places] == ["sm_90a", "sm_100a"]

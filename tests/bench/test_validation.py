@@ -1,4 +1,4 @@
-"""bench --predict and --against: what is predicted runs, files of predictions, comparisons; measuring needs a GPU."""
+"""bench --predict and --against: predicted calls run, files of predictions, comparisons. Measurements need a GPU."""
 
 import json
 from collections import Counter

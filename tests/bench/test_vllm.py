@@ -1,4 +1,4 @@
-"""Whole models in vLLM: plan, folders and page; one engine on the CPU where vLLM is installed."""
+"""Whole models in vLLM: plan, folders and page, and one engine on the CPU if vLLM is installed."""
 
 import importlib.util
 import json

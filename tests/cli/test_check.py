@@ -1,4 +1,4 @@
-"""`nvfp4-cute check`: what it draws, what it finds, what it prints."""
+"""`nvfp4-cute check`: the problems that it draws, the faults that it finds, and its output."""
 
 import shlex
 from dataclasses import replace
@@ -40,7 +40,7 @@ def test_draw_stays_within_limits_and_reaches_the_edges():
 
 
 def test_longest_k_is_exact_in_fp32():
-    """The largest sum, in units of the smallest product, is below 2**24; one step more of K is not."""
+    """The largest sum, in units of the smallest product, is below 2**24. One more step of K would exceed it."""
     unit, largest = (0.5 * 0.5) ** 2, (6 * 2.0) ** 2
     assert exact.MAX_EXACT_K * largest / unit <= 2**24 < (exact.MAX_EXACT_K + exact.K_STEP) * largest / unit
     assert min(exact.SCALES) == 0.5 and max(exact.SCALES) == 2.0
@@ -73,7 +73,7 @@ def test_difference_finds_the_first_wrong_bit():
 
 
 def test_difference_is_about_bits():
-    """-0 is not 0, and a NaN left over from the poisoned output is not a result."""
+    """-0 differs from 0, and a NaN left from the poisoned output is not a result."""
     zero = [torch.zeros(1, 1)]
     assert "is -0.0" in exact.difference([-torch.zeros(1, 1)], zero)
     assert "is nan" in exact.difference([torch.full((1, 1), float("nan"))], zero)
@@ -123,7 +123,7 @@ def test_a_failure_prints_the_command_that_repeats_it(monkeypatch, capsys, fault
     "names", ["mxfp4", "mxfp8_e4m3,mxfp8_e5m2", "mxfp8_e4m3,mxfp4", "fp8_1x128,fp8_128x128"]
 )
 def test_operands_of_other_formats(names, capsys):
-    """Drawn so that sums are exact: the reference in float32 is the sum in float64."""
+    """Operands have exact sums: the reference in float32 equals the sum in float64."""
     formats = types.formats(names)
     limits = exact.Limits(groups=2, max_m=20, max_n=40, max_k=256, formats=formats)
     case = exact.draw(3, limits)
@@ -144,7 +144,7 @@ def test_operands_of_other_formats(names, capsys):
 
 @pytest.mark.parametrize("out", ["nvfp4", "mxfp8_e4m3", "mxfp4"])
 def test_quantized_results(out, monkeypatch):
-    """What quantize makes of float32 results: data, then scales of real rows; a wrong scale is found."""
+    """Data and scales of valid rows equal quantized float32 results. A wrong scale is found."""
     limits = exact.Limits(groups=3, max_m=20, max_n=96, max_k=128, out=out)
     case = next(c for c in (exact.draw(seed, limits) for seed in range(50)) if 0 < c.problem.sizes[0][0])
     format = RESULT_FORMATS[out]
@@ -173,7 +173,7 @@ def test_formats_that_there_are_not(capsys):
 
 
 def test_on_a_gpu_whose_products_are_weight_only(capsys):
-    """Every group's rows, a product each; what the command prints for the reader is the same."""
+    """One product per group covers all rows. The printed command line is the same."""
     limits = exact.Limits(2, 9, 40, 128, (MXFP8_E4M3, MXFP4))
     assert check.run_problems("emulator:sm_80", limits, seed=1, count=1) == 0
     assert "emulator:sm_80: 1 of 1 problems bit-equal to the reference" in capsys.readouterr().out

@@ -1,4 +1,4 @@
-"""The command line as a person meets it: help, version, exit codes."""
+"""The command line as a user sees it: help, version, exit codes."""
 
 import subprocess
 import sys
@@ -46,7 +46,7 @@ def test_help_describes_every_option(verb, capsys):
 
 
 def test_every_verb_has_its_modules():
-    """Names of the table, of the modules of options, and of those that do the work agree."""
+    """The table of verbs, the modules of options and the modules that do the work have the same names."""
     here = Path(cli.__file__).parent
     others = {"__init__", "__main__", "argument_types", "pytest_plugin", "verbs"}
     assert {path.stem for path in here.glob("*.py")} - others == set(VERBS)
@@ -54,7 +54,7 @@ def test_every_verb_has_its_modules():
 
 
 def test_help_and_mistakes_in_options_need_no_torch():
-    """In a process that cannot import it; help of a verb imports no other verb's options, and not what any of them does."""
+    """Runs in a process that cannot import torch. Help of a verb imports neither other verbs' options nor any verb's work."""
     program = """
         import sys
         sys.modules["torch"] = None

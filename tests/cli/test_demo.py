@@ -1,4 +1,4 @@
-"""`nvfp4-cute demo`: which cases it runs, what its table says, and that it notices one wrong bit."""
+"""`nvfp4-cute demo`: which cases it runs, its table, and that it notices one wrong bit."""
 
 import pytest
 
@@ -7,7 +7,7 @@ from nvfp4_cute.cli import demo
 from nvfp4_cute.errors import EmulatorError
 from nvfp4_cute.problems.nvfp4_group_gemm import spec
 
-# The two cheapest test shapes: with two groups and with four.
+# The two cheapest test shapes, with two and with four groups.
 FEW = {name: demo.cases(all_benchmarks=False)[name] for name in ("test 0", "test 7")}
 
 
@@ -32,7 +32,7 @@ def test_demo_runs_the_kernel_and_reports(capsys):
     text = capsys.readouterr().out
     lines = text.splitlines()
     assert "sm_100a" in lines[0] and "float64 reference" in lines[1]
-    assert "test 0: bit-equal" in text  # a line a case, since nobody watches a bar here
+    assert "test 0: bit-equal" in text  # one line per case, because the output is not a terminal
     row = next(line for line in lines if line.startswith("test 0 ")).split()
     assert row[2:10] == ["2", "96,128", "x", "128,256", "x", "256,512", "6", row[9]]
     assert int(row[9].replace(",", "")) > 100 and row[-1] == "bit-equal"

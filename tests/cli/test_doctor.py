@@ -1,4 +1,4 @@
-"""doctor on this machine and on machines that it is told about."""
+"""doctor on this machine and on simulated ones."""
 
 import importlib.metadata
 from types import SimpleNamespace
@@ -22,9 +22,9 @@ DSL = installed.DSL_PREFIX
 
 @pytest.fixture
 def machine(monkeypatch, tmp_path):
-    """Pretend: `machine(gpus, shim_problem)` on top of the versions that are really installed."""
+    """Simulates a machine: `machine(gpus, shim_problem)` with the installed versions."""
     monkeypatch.delenv("NVFP4_CUTE_BACKEND", raising=False)
-    # The report counts the kernels in the cache, where tests of other processes store theirs meanwhile.
+    # The report counts kernels in the cache, where other test processes store theirs meanwhile.
     monkeypatch.setenv("NVFP4_CUTE_CACHE_DIR", str(tmp_path))
 
     def pretend(gpus=(), shim=None):
@@ -36,7 +36,7 @@ def machine(monkeypatch, tmp_path):
 
 def test_versions_are_those_installed():
     found = installed.versions()
-    assert torch.__version__.startswith(found["torch"])  # which may have a local part, as +cpu
+    assert torch.__version__.startswith(found["torch"])  # torch's version may have a local part, as +cpu
     for name in (DSL, f"{DSL}-libs-base", "nvfp4-cute"):
         assert found[name] == importlib.metadata.version(name)
     assert installed.version_problem(found) is None
@@ -73,7 +73,7 @@ def test_what_the_compiler_refuses_is_said(machine, monkeypatch):
 
 
 def test_code_for_thor_needs_the_libraries_of_cuda_13(machine, monkeypatch):
-    """With those of CUDA 12 the compiler's target is sm_101a: seen in the PTX and in the flags of the cubin."""
+    """CUDA 12's libraries compile for sm_101a, which the PTX and the flags of the cubin show."""
     machine()
     twelve = {DSL: "4.8.1", f"{DSL}-libs-base": "4.8.1", f"{DSL}-libs-cu12": "4.8.1"}
     fix = 'compiled as sm_101a, which CUDA 13 drivers refuse, since CuTe DSL\'s libraries of CUDA 13 are not installed; run `pip install "nvidia-cutlass-dsl[cu13]==4.8.1"`'

@@ -1,4 +1,4 @@
-"""`nvfp4-cute emulate`: scripts that use a GPU run unmodified, and end as Python would end them."""
+"""`nvfp4-cute emulate`: scripts that use a GPU run unmodified, and end as with Python."""
 
 import gzip
 import importlib.util
@@ -22,7 +22,8 @@ def emulate(*arguments: object, **environment: str) -> subprocess.CompletedProce
     return run_python("-m", "nvfp4_cute.cli", "emulate", *arguments, env={**os.environ, **environment})
 
 
-# ---- what a script may do: each check of support/scripts is a test ----------------------------------------------------
+# ---- operations of scripts: each check of support/scripts is a test
+# ---------------------------------------------------
 def checks_of(script: str) -> list[str]:
     lines = (SCRIPTS / f"{script}.py").read_text().split("\n")
     return [line[len("def ") :].partition("(")[0] for line in lines if line.startswith("def check_")]
@@ -30,7 +31,7 @@ def checks_of(script: str) -> list[str]:
 
 @cache
 def run(script: str, *options: str) -> tuple[dict[str, str | None], str]:
-    """What became of each check of a script, and the printed output; run once."""
+    """Returns the outcome of each check of a script, and its output. Runs the script once."""
     done = emulate(*options, SCRIPTS / f"{script}.py")
     assert done.stdout.strip(), done.stderr
     found = json.loads(done.stdout.splitlines()[-1])
@@ -76,12 +77,12 @@ def test_tvm_ffi(check):
 
 @pytest.mark.parametrize("kind", ["plain", pytest.param("ffi", marks=[needs_tvm_ffi, pytest.mark.slow])])
 def test_exported_objects_run_in_another_process(tmp_path, kind):
-    """Two kernels of one name are told apart by their machine code, whose PTX was kept."""
+    """Two kernels of the same name are distinguished by their machine code; their PTX was kept."""
     settings = {"NVFP4_CUTE_CACHE_DIR": str(tmp_path / "cache")}
     for step in ("export", "load"):
         done = emulate(SCRIPTS / "exports.py", step, tmp_path, kind, **settings)
         assert (done.returncode, done.stdout) == (0, "PASS\n"), done.stderr
-    # Where nothing was kept the error says what to do, and PTX next to the object is enough.
+    # Without kept PTX the error says what to do, and PTX next to the object is enough.
     done = emulate(SCRIPTS / "exports.py", "load", tmp_path, kind, NVFP4_CUTE_CACHE_DIR="off")
     assert done.returncode == 1 and "put the .ptx next to it" in done.stderr
     kept = sorted((tmp_path / "cache" / "ptx").iterdir())
@@ -96,11 +97,11 @@ def test_exported_objects_run_in_another_process(tmp_path, kind):
 
 
 def test_own_operations_run_again(tmp_path):
-    """Twice in one process, and in another one that finds the kernels in the cache on disk, without the PTX of exports."""
+    """Runs twice in one process, and in another one that finds the kernels in the disk cache, without the PTX of exports."""
     for process in ("compiles", "loads"):
         done = emulate(SCRIPTS / "own_operations.py", NVFP4_CUTE_CACHE_DIR=str(tmp_path))
         assert (done.returncode, done.stdout) == (0, "PASS\n"), f"{process}: {done.stderr}"
-        # A process that was not emulated leaves the kernel alone.
+        # A process without the emulator does not change the kernel.
         shutil.rmtree(tmp_path / "ptx", ignore_errors=True)
 
 
@@ -166,7 +167,7 @@ def kernel(x):
 
 
 def test_what_a_script_wants(tmp_path, capsys):
-    """Architecture, names that the installed CuTe DSL lacks, packages, and what its project asks for; nothing is executed."""
+    """Lists architecture, names that the installed CuTe DSL lacks, packages, and the project's requirements. Executes nothing."""
     path = tmp_path / "wants.py"
     path.write_text(WANTS)
     (tmp_path / "beside.py").write_text("raise SystemExit('executed')\n")
@@ -217,7 +218,7 @@ go()
     ("name", "code", "said"),
     [
         ("nvgpu.warpgroup", 0, "names warpgroup: running with --arch sm_90a"),
-        # Nothing in the text says it: CuTe DSL's refusal does.
+        # The text does not show the architecture; CuTe DSL's error does.
         ("getattr(nvgpu, 'warp' 'group')", 1, "the script compiles for sm_90a and this virtual GPU is sm_100a: pass --arch sm_90a"),
     ],
 )  # fmt: skip
@@ -229,7 +230,7 @@ def test_a_hopper_script_runs_or_names_the_option(tmp_path, name, code, said):
 
 
 def test_ctrl_c_is_silent(tmp_path):
-    """130, as with other verbs, also where the script catches the interrupt."""
+    """Exit code 130, as with other verbs, also if the script catches the interrupt."""
     path = tmp_path / "stopped.py"
     for text in (
         "raise KeyboardInterrupt",
@@ -240,7 +241,7 @@ def test_ctrl_c_is_silent(tmp_path):
         assert (done.returncode, done.stderr) == (130, "")
 
 
-# The kernel writes past its tensor; the script does not look at what its launch answers.
+# The kernel writes past its tensor, and the script ignores the result of its launch.
 FAULTY = """
 import cutlass.cute as cute
 import torch
@@ -273,7 +274,7 @@ def test_a_kernel_failure_counts_even_if_the_script_ignores_it(tmp_path):
 
 
 def test_tiles_of_an_atomic_counter_take_the_time_of_tiles_dealt_out(tmp_path):
-    """Modelled times of the same work, static and dynamic, lie within 25 %."""
+    """Modelled times of the same work with static and dynamic tiles differ by at most 25 %."""
     done = emulate("--timing", "b200", "--json", tmp_path / "found.json", SCRIPTS / "work_counter.py")
     assert done.stdout.split() == ["close", "True"] * 2, done.stderr
     launches = json.loads((tmp_path / "found.json").read_text())["launches"]

@@ -1,4 +1,4 @@
-"""`nvfp4-cute emulate --check` and `--mode` on a script: a kernel with a missing barrier, and its repaired twin."""
+"""`nvfp4-cute emulate --check` and `--mode` on a script: a kernel without a needed barrier, and the repaired kernel."""
 
 import gzip
 import json
@@ -59,7 +59,7 @@ def test_a_race_is_reported_with_both_places(emulate):
     assert done.returncode == 1
     assert done.stderr.startswith("nvfp4-cute emulate: 1 error in kernel `exchange`:\n")
     assert "race: ld.shared" in done.stderr and "nothing orders them" in done.stderr
-    # Both instructions, with the Python lines that they came from.
+    # The report names both instructions with their Python lines.
     line = {text.strip(): i for i, text in enumerate(SCRIPT.split("\n"), 1)}
     for source in ("shared[tidx] = x[tidx]", "out[tidx - 32] = shared[tidx - 32]"):
         assert f"exchange.py:{line[source]}: {source}" in done.stderr
@@ -80,7 +80,7 @@ def test_an_unknown_mode_names_the_known_ones(emulate):
 
 
 def test_times_checks_and_files_in_one_run(emulate, tmp_path):
-    """Times are recorded along with the checks and change no result; a finding does not hide them."""
+    """Times are recorded along with the checks and change no result. A finding does not hide them."""
     file = tmp_path / "f.json"
     options = [f"--json={file}"]
     timeline = tmp_path / "t.json.gz"
@@ -91,7 +91,7 @@ def test_times_checks_and_files_in_one_run(emulate, tmp_path):
     (launch,) = found["launches"]
     assert found["checked"] and launch["modelled"]["gpu"] == "H200" and launch["modelled"]["us"] > 1
     assert f"{launch['modelled']['us']:.2f} us (modelled) on H200" in done.stderr
-    # What the kernel needs of an SM: from its machine code, and 128 bytes of shared memory.
+    # Resources on an SM: from the machine code, and 128 bytes of shared memory.
     assert launch["registers"] > 0 and (launch["stack_bytes"], launch["shared_bytes"]) == (0, 128)
     rows = [line.split() for line in done.stderr.splitlines() if line.startswith("exchange ")]
     assert [row[:2] for row in rows] == [["exchange", "64"]] and rows[0][2] == str(launch["registers"])
@@ -117,7 +117,7 @@ def test_what_nobody_looked_at_is_not_called_good(emulate, tmp_path):
 
 
 def test_findings_for_machines(emulate, tmp_path):
-    """JSON and SARIF name both places; a clean run has no findings."""
+    """JSON and SARIF name both places. A clean run has no findings."""
     options = [f"--{kind}={tmp_path / 'f'}.{kind}" for kind in ("json", "sarif")]
     done = emulate("--check", *options, "no")
     assert done.returncode == 1
@@ -143,7 +143,7 @@ def test_findings_for_machines(emulate, tmp_path):
     assert done.returncode == 0 and json.loads((tmp_path / "f.json").read_text())["findings"] == []
 
 
-# Both CTAs write the same words: of the same bytes, or of their own numbers.
+# Both CTAs write the same words, with equal bytes or with their own indices.
 TWICE = """
 import sys
 import cutlass

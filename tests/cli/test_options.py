@@ -1,4 +1,4 @@
-"""Names that options take are those that the package knows."""
+"""Names that options accept are those that the package knows."""
 
 from typing import get_args
 

@@ -1,4 +1,4 @@
-"""`pytest --cute-emulate`: a test suite that expects a GPU, on the virtual one."""
+"""`pytest --cute-emulate` runs a test suite that expects a GPU on the virtual one."""
 
 import json
 import re
@@ -9,7 +9,7 @@ from new_process import run_python
 CONFTEST = """
 import torch
 
-CUDA = torch.cuda.is_available()  # as suites look for a GPU before anything is collected
+CUDA = torch.cuda.is_available()  # suites look for a GPU before collection
 """
 SUITE = """
 import pytest, torch

@@ -1,4 +1,4 @@
-"""`nvfp4-cute sol`: tables, shapes, JSON, pictures, and what it refuses."""
+"""`nvfp4-cute sol`: tables, shapes, JSON, plots, and refusals."""
 
 import json
 import sys
@@ -108,7 +108,7 @@ def test_one_m_stands_for_all_groups(capsys):
 
 
 def test_operands_of_other_formats(capsys):
-    """Elements and scales of each, and the rate of the wider elements."""
+    """Each format's elements and scales, and the rate of the wider elements."""
     assert cli.main([*"sol --m 16 --n 256 --k 512 --formats mxfp8_e4m3,mxfp4 --json".split()]) == 0
     (row,) = json.loads(capsys.readouterr().out)["rows"]
     assert {o["name"]: o["bytes"] for o in row["operands"]} == {
@@ -118,7 +118,7 @@ def test_operands_of_other_formats(capsys):
 
 
 def test_a_pair_counts_at_the_rate_of_what_multiplies_it_there(capsys):
-    """On Hopper MXFP8 is decoded to bf16, FP8 with fp32 scales is not; power is what holds a long run of it."""
+    """Hopper decodes MXFP8 to bf16, but multiplies FP8 with fp32 scales directly. Power limits a long run of the latter."""
     line = "--m 4096 --n 4096 --k 7168 --target H100 --json --formats"
     decoded, plain = (
         json.loads(run(capsys, f"{line} {pair}"))["rows"][0]
@@ -133,7 +133,7 @@ def test_a_pair_counts_at_the_rate_of_what_multiplies_it_there(capsys):
 
 
 def test_integers_are_called_so(capsys):
-    """At the rate of integers, where the GPU has one."""
+    """At the rate of integers, if the GPU has one."""
     line = "--m 4096 --n 4096 --k 4096 --formats int8,int8 --json --target"
     for target in (targets.B200, targets.H100_SXM, targets.RTX_5090, targets.THOR):
         row = json.loads(run(capsys, f"{line} {target.name.replace(' ', '-')}"))["rows"][0]
@@ -150,7 +150,7 @@ def test_a_pair_without_a_kernel_is_refused_with_what_there_is(capsys):
 
 
 def test_refusals_are_those_of_the_call(capsys):
-    """Depends on formats of operands and results, GPU and operation, not on sizes."""
+    """The refusal depends on formats of operands and results, GPU and operation, but not on sizes."""
     x16, int8, fp8 = torch.randn(8, 512).bfloat16(), (nv.INT8, nv.INT8), (nv.FP8_1x128, nv.FP8_128x128)
     some = lambda rows, format=nv.NVFP4: nv.quantize(torch.randn(rows, 512), format=format)
     pair = lambda formats: [some(128, format) for format in formats]
@@ -189,7 +189,7 @@ def test_refusals_are_those_of_the_call(capsys):
     ],
 )
 def test_commands_refuse_the_same_in_the_same_words(capsys, options, target):
-    """`sol`, `bench` and `tune`: none starts what another one refuses."""
+    """`sol`, `bench` and `tune` refuse the same combinations with the same message."""
     shape = f"--m 16 --n 4096 --k 7168 {options} --target {target}"
     said = []
     for verb in ("sol", "bench", "tune"):

@@ -53,7 +53,7 @@ def test_trace_of_a_competition_case(tmp_path, capsys):
     rows = {
         e["args"]["name"]
         for e in json.loads(gzip.decompress(path.read_bytes()))["traceEvents"]
-        if e["ph"] == "M" and "name" in e["args"]  # others say the order of rows
+        if e["ph"] == "M" and "name" in e["args"]  # others give the order of rows
     }
     assert any("MMA" in str(row) for row in rows) and "TMA" in rows and "tensor cores" in rows
 

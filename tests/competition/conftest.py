@@ -1,4 +1,4 @@
-"""The harness on the emulator without the processes around it."""
+"""Runs the harness on the emulator in few processes."""
 
 import io
 from concurrent.futures import ProcessPoolExecutor
@@ -15,7 +15,10 @@ SMALL_CASE = spec.GroupCase((8, 12), (128, 128), (256, 256))
 
 @pytest.fixture
 def verdict(tmp_path, monkeypatch):
-    """Verdict of the harness on a submission's text. A server that has loaded torch is forked: spawning takes seconds."""
+    """Returns a function that judges a submission's text.
+
+    It forks a server that has loaded torch, because spawning takes seconds.
+    """
     monkeypatch.syspath_prepend(str(tmp_path))
 
     def judge(

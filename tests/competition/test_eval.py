@@ -1,4 +1,4 @@
-"""`nvfp4-cute eval` from file to table: one run through every process; the genuine harness from a checkout."""
+"""`nvfp4-cute eval` from file to table: one run through all processes, and the official harness from a checkout."""
 
 import json
 import os
@@ -156,14 +156,14 @@ def test_speed_of_light_of_an_unpublished_shape_is_computed():
 )  # fmt: skip
 def test_less_than_the_official_timing_is_said(monkeypatch, options, remark):
     request = evaluate.Request(Path("x.py"), **options)
-    assert evaluate.timing_remarks(request) == []  # modelled times have no clear of L2
+    assert evaluate.timing_remarks(request) == []  # the model does not clear L2
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     assert evaluate.timing_remarks(request) == remark
 
 
 @pytest.mark.slow
 def test_an_export_is_timed_on_the_emulator(task, tmp_path, capsys):
-    """Speed of light of this case is below 20 nanoseconds; a launch takes microseconds, however little it computes."""
+    """The floor of this case is below 20 nanoseconds, but a launch takes microseconds even if it computes little."""
     submission = tmp_path / "mine.py"
     submission.write_text(export.make_submission("nvfp4_group_gemm").text)
     command = ["eval", str(submission), "--task", str(task), "--device", "emulator", "--mode", "benchmark"]
@@ -241,7 +241,7 @@ def test_a_problem_that_is_only_in_the_checkout_is_run_from_its_task_yml(tmp_pat
 @pytest.mark.slow
 @pytest.mark.skipif(not CHECKOUT, reason="REFERENCE_KERNELS names no checkout of gpu-mode/reference-kernels")
 class TestGenuine:
-    """With the official files."""
+    """Tests with the official files."""
 
     @pytest.mark.parametrize("name", registry.names())
     def test_cases_are_those_of_the_official_task(self, name):

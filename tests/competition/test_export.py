@@ -1,4 +1,4 @@
-"""The one-file submission: what is in it, where every line comes from, and that it stays what it is."""
+"""The one-file submission: its contents, the origin of every line, and that its text is stable."""
 
 import ast
 import subprocess
@@ -22,7 +22,7 @@ EACH = pytest.mark.parametrize("problem", WITH_KERNEL)
 
 @pytest.fixture(scope="module")
 def submission():
-    """Of a problem, made when it is first asked for."""
+    """Returns the submission of a problem, which is built on first use."""
     return cache(export.make_submission)
 
 
@@ -39,7 +39,7 @@ def test_rules_of_the_server_and_ours(submission, problem):
 @pytest.mark.sampled(1)
 @EACH
 def test_bytes_are_stable_across_processes(submission, problem):
-    """Sets and hashes must not decide an order."""
+    """The order of lines must not depend on sets and hashes."""
     program = (
         f"from nvfp4_cute.competition import export; print(end=export.make_submission({problem!r}).text)"
     )
@@ -55,7 +55,7 @@ def test_bytes_are_stable_across_processes(submission, problem):
 
 @EACH
 def test_every_line_is_explained(submission, problem):
-    """A line is a source line, unchanged or with a reason, or it is generated for one of few reasons."""
+    """A line is a source line, unchanged or with a stated reason, or is generated for one of few reasons."""
     sources: dict[str, list[str]] = {}
     for line in submission(problem).lines:
         if not line.source:
@@ -85,7 +85,7 @@ def test_it_computes_the_smallest_shape_strictly(submission, verdict, name):
 
 @EACH
 def test_no_definition_is_unused(submission, problem):
-    """Everything at the top level is mentioned somewhere else in the file, but for the entry point."""
+    """Every top-level name is used elsewhere in the file, except the entry point."""
     tree = ast.parse(submission(problem).text)
     mentioned = {
         node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)
@@ -111,7 +111,7 @@ def test_options_stand_in_one_comment_block_once(submission, problem):
 
 @EACH
 def test_host_code_neither_copies_nor_waits(submission, problem):
-    """It asks torch for addresses, shapes and the GPU, and for nothing that moves data or synchronizes."""
+    """Host code uses torch only for addresses, shapes and the GPU, and calls nothing that moves data or synchronizes."""
     nodes = list(ast.walk(ast.parse(submission(problem).text)))
     attributes = {node.attr for node in nodes if isinstance(node, ast.Attribute)}
     assert not attributes & {"item", "cpu", "tolist", "synchronize", "pin_memory", "record", "wait", "numpy"}
@@ -127,7 +127,7 @@ def test_host_code_neither_copies_nor_waits(submission, problem):
 
 @EACH
 def test_what_is_remembered_holds_no_data(submission, problem):
-    """Cached functions take sizes, configs, formats and numbers; nothing else outlives a call."""
+    """Cached functions take sizes, configs, formats and numbers. Nothing else outlives a call."""
     nodes = list(ast.walk(ast.parse(submission(problem).text)))
     assert not any(isinstance(node, ast.Global | ast.Nonlocal) for node in nodes)
     cached = [
@@ -167,7 +167,7 @@ def test_command_writes_file_and_map(tmp_path, capsys):
 
 
 def test_a_file_that_exists_is_overwritten_by_force_only(tmp_path, capsys):
-    """The submission and its map; where one is there, neither is written."""
+    """If the submission or its map exists, neither is written."""
     output, lines = (tmp_path / name for name in ("submission.py", "lines.tsv"))
     command = ["export", "nvfp4_gemv", "-o", str(output), "--map", str(lines)]
     for there in (output, lines):
@@ -208,7 +208,7 @@ def test_a_problem_without_kernel_says_so(capsys):
 
 @pytest.fixture
 def small(tmp_path, monkeypatch):
-    """Assemble from modules given as texts; they become submodules of the package."""
+    """Assembles modules given as texts, which become submodules of the package."""
     import nvfp4_cute
 
     monkeypatch.setattr(nvfp4_cute, "__path__", [*nvfp4_cute.__path__, str(tmp_path)])

@@ -1,4 +1,4 @@
-"""Exports for operands of other formats: the file runs on a virtual GPU, and what cannot be exported says why."""
+"""Exports for operands of other formats: the file runs on a virtual GPU, and an unsupported export states the reason."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""A submission cannot decide its own verdict: tricks on the harness's own processes, and the pieces that withstand them."""
+"""A submission cannot decide its own verdict: attacks on the harness's processes, and the parts that withstand them."""
 
 import os
 import socket
@@ -19,7 +19,7 @@ from nvfp4_cute.problems import registry
 
 ZEROS = "\ndef custom_kernel(data):\n    return [torch.zeros_like(c) for _, _, c in data[0]]\n"
 COMPUTE = "\ndef custom_kernel(data):\n    return compute(data)\n"
-# Finds the harness's object in its own process, by frames and by the collector of garbage.
+# Finds the harness's object in its own process through frames and the garbage collector.
 FIND = """
 import gc, sys
 def find(name):
@@ -107,7 +107,7 @@ def _has_landlock(signals: bool) -> bool:
 
 
 def test_times_are_kept_where_the_submission_cannot_reach_them(verdict):
-    """Nothing that it appends to a list is a time; a case after one whose process ended is judged as well."""
+    """A list that the submission extends does not change times. A case after one whose process ended is also judged."""
     text = FIND + (
         "\nclass Timing:\n    us = 0.001\ndef custom_kernel(data):\n"
         "    [value.timings.append(Timing()) for value in gc.get_objects() if type(value).__name__ == 'LinkedGpu']\n"
@@ -142,7 +142,7 @@ STORES = """
 
 
 def test_only_what_launches_wrote_has_a_time():
-    """An answer that the host computed, with a launch next to it, has none."""
+    """An answer computed on the host, next to a launch, has no time."""
     arena = wire.Arena()
     server = GpuServer("sm_100a", arena, modelled=False)
     view = arena.allocate(256).view(np.uint32)
@@ -297,7 +297,7 @@ def test_processes_in_sessions_of_their_own_end_as_well(tmp_path):
 
 
 def test_a_limit_ends_every_process_of_a_run(tmp_path):
-    """The harness, the worker and what a submission started."""
+    """The harness, the worker and the processes of a submission all end."""
     command = ["sh", "-c", f"setsid sleep 600 & echo $! > {tmp_path}/pid; while true; do sleep 1; done"]
     results = runner.run_harness(command, tmp_path, {}, 1)
     assert not results.passed and results.exit_code == protocol.TIMED_OUT
@@ -305,7 +305,7 @@ def test_a_limit_ends_every_process_of_a_run(tmp_path):
 
 
 def test_a_run_has_no_standard_input(tmp_path):
-    """A submission that reads what the user types, or waits for it, gets nothing."""
+    """A submission that reads standard input, or waits for it, gets nothing."""
     program = "import os; os.write(int(os.environ['POPCORN_FD']), os.readlink('/proc/self/fd/0').encode())"
     lines, code = runner.run_judge([sys.executable, "-c", program], tmp_path, {}, 30)
     assert (lines, code) == (["/dev/null"], 0)
@@ -324,7 +324,7 @@ def test_the_harness_takes_no_module_from_its_folder(tmp_path):
 
 
 def test_an_import_step_leaves_nothing_for_the_harness(tmp_path, monkeypatch):
-    """Neither files nor processes: the harness starts in folders that are made after it."""
+    """The harness starts in folders that are created after the import step, so files and processes of that step do not reach it."""
     seen = {}
 
     def run_harness(command, folder, variables, limit, writable=None):

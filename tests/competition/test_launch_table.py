@@ -1,4 +1,4 @@
-"""Exported host code fills the launch table by itself: it must say what the package's own host code says."""
+"""Exported host code fills the launch table by itself. It must agree with the package's own host code."""
 
 import numpy as np
 import pytest
@@ -25,19 +25,19 @@ from nvfp4_cute.problems.nvfp4_group_gemm import spec
 from nvfp4_cute.problems.nvfp4_group_gemm.inputs import make_inputs
 from nvfp4_cute.problems.submission_parts import scale_address
 
-# Of the only batch: never used, well formed in both, but not the same.
+# Pitches of the only batch are never used. Both tables hold valid but different values there.
 UNUSED = (Group.A_BATCH_PITCH, Group.B_BATCH_PITCH, Group.B2_BATCH_PITCH)
 
 
 class Uncompiled:
-    """Stands for the compiled kernel, of which a plan's table only asks the config."""
+    """A stand-in for the compiled kernel, of which a plan's table reads only the config."""
 
     def __init__(self, key):
         self.key = key
 
 
 def check_table(monkeypatch, config, groups, operands, problem):
-    """The exported host code's table against that of a plan."""
+    """Compares the exported host code's table with that of a plan."""
     monkeypatch.setattr(launch_plan, "get_kernel", lambda key, for_emulator: Uncompiled(key))
     plan = launch_plan.make_plan.__wrapped__(problem, "sm_100a", 148, config)
     schedule = grouped_submission.make_schedule(
@@ -97,7 +97,7 @@ def test_gemv(m, k, l):
     a, b, _, _, sfa, sfb, c = data
     product, _ = check_gemv(a, b[0], sfa, sfb, None, NVFP4_PAIR, c[:, 0], torch.float16, "blocked")
     table, expected = np.array(gemv_submission._launch_table(data)), GemvTask(product).table(B200.gpu)
-    table[Gemv.NUM_SMS] = expected[Gemv.NUM_SMS]  # of persistent CTAs, which the submission has not
-    if l == 1:  # strides of the only batch: never used
+    table[Gemv.NUM_SMS] = expected[Gemv.NUM_SMS]  # for persistent CTAs, which the submission does not use
+    if l == 1:  # strides of the only batch are never used
         table[[Gemv.SFA_BATCH, Gemv.SFB_BATCH]] = expected[[Gemv.SFA_BATCH, Gemv.SFB_BATCH]]
     np.testing.assert_array_equal(table, expected)

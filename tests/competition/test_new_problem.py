@@ -1,4 +1,4 @@
-"""The example of problems/README.md is a problem: its folder is made from the page and run."""
+"""The example of problems/README.md works: the test creates its folder from the page and runs it."""
 
 import re
 import sys
@@ -14,7 +14,7 @@ from nvfp4_cute.problems import registry
 ROOT = Path(__file__).resolve().parents[2]
 NAME = "nvfp4_gemm_relu2"
 PART = re.compile(r"^\*\*`([a-z_.]+)`\*\*.*?^```\w+\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-# Torch's product needs a GPU, or the emulator's stand-in.
+# Torch's product needs a GPU or the emulator's replacement.
 ON_THE_EMULATOR = """
 import importlib, sys
 from contextlib import ExitStack

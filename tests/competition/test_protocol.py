@@ -1,4 +1,4 @@
-"""Case files, seeds, statistics, results: what a runner and a harness say to each other."""
+"""The protocol between runner and harness: case files, seeds, statistics, results."""
 
 import statistics
 
@@ -69,7 +69,7 @@ def test_results_are_read_with_messages_of_several_lines():
 
 
 def test_check_decides_not_the_exit_code():
-    """A ranked run of the official harness that failed ends with exit code 0."""
+    """A failed ranked run of the official harness ends with exit code 0."""
     assert not protocol.parse_results(RESULTS, 0).passed
     assert protocol.parse_results(RESULTS.replace("check: fail", "check: pass"), 0).passed
     assert not protocol.parse_results("", 0).passed

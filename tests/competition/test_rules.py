@@ -1,4 +1,4 @@
-"""What a server demands of a file before it runs it."""
+"""Requirements that a server checks in a file before it runs it."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""The exported submissions compute the competition's shapes, among the slow tests; the modelled time of one of them."""
+"""The exported submissions compute the competition's shapes, mostly in slow tests; also the modelled time of one of them."""
 
 import pytest
 
@@ -11,7 +11,7 @@ EACH = pytest.mark.parametrize("name", EXPORTED)
 
 
 def shapes(name):
-    """Test shapes of a problem, the least work first."""
+    """Test shapes of a problem, sorted by work."""
     return sorted(registry.load(name).tests, key=lambda case: case.work.flops)
 
 
@@ -40,7 +40,7 @@ def test_all_other_shapes(verdict, name):
 
 @pytest.mark.parametrize("name", ["nvfp4_gemv", pytest.param("nvfp4_group_gemm", marks=pytest.mark.slow)])
 def test_a_modelled_time_is_that_of_the_kernels(verdict, name):
-    """Microseconds for a launch, and the same again for the same addresses and sizes."""
+    """The time is microseconds for a launch, and repeats for the same addresses and sizes."""
     results = verdict(
         export.make_submission(name).text,
         strict=False,

@@ -1,4 +1,4 @@
-"""Strict mode: submissions that do not compute are caught; one that computes is not."""
+"""Strict mode finds submissions that do not compute, and accepts one that does."""
 
 import importlib
 
@@ -34,12 +34,12 @@ def test_a_cheat_is_caught(verdict, name):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", UNNOTICED_BY_ONE_CALL)
 def test_one_call_does_not_notice(verdict, name):
-    """What strict mode is for; if this fails, the plain mode has become as strict."""
+    """If this fails, the plain mode has become as strict as the strict one."""
     assert verdict(CHEATS[name][0], strict=False).passed
 
 
 def test_a_queue_that_torch_only_names_is_not_a_new_one(monkeypatch):
-    """``Event.record`` asks for the current queue, for which torch makes an object of the class."""
+    """``Event.record`` asks for the current stream, for which torch creates an object of the class."""
     monkeypatch.setattr("torch.cuda.Stream", type("Stream", (), {"__init__": lambda self, **options: None}))
     monkeypatch.setattr("torch.cuda.ExternalStream", torch.cuda.ExternalStream)
     for module in ("driver", "runtime"):
@@ -55,13 +55,13 @@ def test_a_queue_that_torch_only_names_is_not_a_new_one(monkeypatch):
 
 
 class FakeEvent:
-    """Between two of these a microsecond passes."""
+    """An event. Between two of these, a microsecond passes."""
 
     def __init__(self, enable_timing):
         assert enable_timing
 
     def record(self):
-        """Nothing waits."""
+        """Does nothing."""
 
     def elapsed_time(self, end):
         return 1e-3
@@ -77,7 +77,7 @@ class FakeEvent:
     ],
 )
 def test_every_timed_call_has_an_output_of_its_own_input(monkeypatch, run, message):
-    """Of two inputs, ones and twos, the outputs of all calls but the warm-ups, equal ones once."""
+    """Checks the outputs of all calls but the warm-ups for two inputs, ones and twos; equal outputs are kept once."""
     threads.clear()
     arena = wire.Arena(1 << 24)
     settings = worker.Settings(None, None, entry=player.Entry(spread=True, written=1), on_gpu=False)

@@ -1,4 +1,4 @@
-"""Handing a file to popcorn-cli: the command, what is asked, what is kept. A stand-in script plays popcorn-cli."""
+"""Submission of a file through popcorn-cli: the command, its questions, and what is stored. A script replaces popcorn-cli."""
 
 import json
 import threading
@@ -22,7 +22,7 @@ def file(tmp_path):
 
 @pytest.fixture(autouse=True)
 def no_server(monkeypatch):
-    """An address where nobody listens; and no deadline that has passed."""
+    """An address without a server, and no deadline in the past."""
     monkeypatch.setenv("POPCORN_API_URL", "http://127.0.0.1:9")
     monkeypatch.setattr(server.registry, "names", lambda: ())
     monkeypatch.setattr(submit.time, "sleep", lambda seconds: pytest.fail("waited"))
@@ -51,7 +51,7 @@ def boards(monkeypatch):
 
 @pytest.fixture
 def popcorn(tmp_path, monkeypatch):
-    """A popcorn that notes its arguments, writes a result, and ends as told."""
+    """A popcorn-cli that records its arguments, writes a result, and exits with the given code."""
     folder = tmp_path / "bin"
     folder.mkdir()
 

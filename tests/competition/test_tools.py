@@ -1,4 +1,4 @@
-"""Tools of others that are used where they are installed: KernelGuard and Nsight Compute. Stand-in scripts play them."""
+"""Optional tools, KernelGuard and Nsight Compute, which scripts replace here."""
 
 import shutil
 import sys
@@ -12,7 +12,7 @@ from nvfp4_cute.problems import registry
 
 @pytest.fixture
 def stand_in(tmp_path, monkeypatch):
-    """Put a script that keeps its input and prints a text in front of PATH."""
+    """Puts a script that stores its input and prints a text at the front of PATH."""
 
     def install(name, text):
         folder = tmp_path / "bin"
@@ -55,7 +55,7 @@ def test_kernelguard_finds_nothing_in_our_exports(name):
 
 
 def test_the_genuine_harness_writes_less_where_it_is_asked_to(monkeypatch):
-    """Both of its functions that clear L2, as they are called later through the module."""
+    """Covers both of its functions that clear L2, which are called later through the module."""
     written = []
     utils = types.SimpleNamespace(clear_l2_cache=None, clear_l2_cache_large=None)
     monkeypatch.setitem(sys.modules, "utils", utils)

@@ -1,4 +1,4 @@
-"""Everything that an export compiles, compiled: run by `make test-dsl` with older versions of CuTe DSL, too."""
+"""Compiles everything that an export compiles. `make test-dsl` also runs this with older versions of CuTe DSL."""
 
 import subprocess
 import sys
@@ -9,9 +9,9 @@ from nvfp4_cute.competition import export
 from nvfp4_cute.problems import registry
 
 EXPORTED = [name for name in registry.names() if registry.load(name).submission]
-# What a mode of a server leaves for compiling all of its shapes; of the processor, whatever else this machine does.
+# Processor time that a server's mode leaves for compiling all of its shapes.
 LIMIT_S = 60
-# In a process of its own: what a submission's import binds to a virtual GPU is not undone.
+# Runs in a separate process, because a submission's import binds to a virtual GPU for good.
 PROGRAM = """
 import importlib, sys, time
 from contextlib import ExitStack

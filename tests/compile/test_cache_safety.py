@@ -1,4 +1,4 @@
-"""A cache folder with other users, other processes, and whatever else may lie in it. No kernel is compiled here."""
+"""A cache folder with other users, other processes, and unrelated files. No kernel is compiled here."""
 
 import json
 import os
@@ -30,7 +30,7 @@ pytestmark = pytest.mark.timeout(60)
 
 @pytest.fixture
 def compilations(monkeypatch):
-    """Keys that were compiled, by a compiler that takes no time."""
+    """Keys of compiled kernels, with a compiler that takes no time."""
     keys = []
 
     def compile_kernel(key):
@@ -63,7 +63,7 @@ def entry_of(folder: Path) -> Path:
 
 @contextmanager
 def forked(function=lambda: signal.pause()):
-    """A child that runs a function and exits; killed at the end of the block."""
+    """Starts a child that runs a function and exits. It is killed at the end of the block."""
     child = os.fork()
     if child == 0:
         try:
@@ -96,7 +96,7 @@ def test_a_forked_child_does_not_keep_the_lock_of_a_parent_that_was_killed(tmp_p
         with locked(tmp_path / "x.lock"):
             grandchild = os.fork()
             if grandchild == 0:
-                time.sleep(0.1)  # for its hooks
+                time.sleep(0.1)  # time for its hooks
                 os.write(writes, str(os.getpid()).encode())
                 signal.pause()
             os.kill(os.getpid(), signal.SIGKILL)
@@ -135,7 +135,7 @@ def test_a_lock_that_its_holder_removed_is_taken_anew(tmp_path):
 
 @pytest.mark.parametrize("wait_s", [10.0, 0.1])
 def test_a_child_that_is_forked_while_a_thread_compiles_gets_kernels(monkeypatch, tmp_path, wait_s):
-    """The fork waits for the compilation, though not for ever."""
+    """The fork waits for the compilation, but with a limit."""
     monkeypatch.setenv("NVFP4_CUTE_CACHE_DIR", "off")
     monkeypatch.setattr(cache, "_kernels", {})
     monkeypatch.setattr(cache, "FORK_WAITS_S", wait_s)
@@ -183,7 +183,7 @@ def test_a_child_that_is_forked_while_a_thread_emulates_is_not_locked_out():
 
 
 def give_away(path: Path, monkeypatch) -> None:
-    """Let a file belong to somebody else than this user and root."""
+    """Makes a file belong to a user other than this one and root."""
     if os.geteuid() == 0:
         os.chown(path, STRANGER, STRANGER)
     else:
@@ -191,7 +191,7 @@ def give_away(path: Path, monkeypatch) -> None:
 
 
 def forge(entry: Path) -> None:
-    """Put another object file into an entry, with the right checksum."""
+    """Replaces an entry's object file by another one with a correct checksum."""
     (entry / disk_cache.OBJECT).write_bytes(b"forged")
     manifest = json.loads((entry / disk_cache.MANIFEST).read_bytes())
     manifest["sha256"][disk_cache.OBJECT] = sha256(b"forged").hexdigest()
@@ -244,7 +244,7 @@ def test_what_is_written_without_a_umask_is_trusted(tmp_path, compilations):
     assert compilations == [KEY]
 
 
-# ---- whatever lies there ---------------------------------------------------------------------------------------
+# ---- unrelated files -------------------------------------------------------------------------------------------
 
 
 def make_link(path: Path) -> None:
@@ -284,7 +284,7 @@ def age(entry: Path, days: float) -> None:
 
 
 def make_old_version(entry: Path) -> Path:
-    """A copy of an entry as other sources have made it."""
+    """Copies an entry as other sources would have made it."""
     old = entry.with_name(entry.name[:-16] + "0" * 16)
     shutil.copytree(entry, old)
     manifest = json.loads((old / disk_cache.MANIFEST).read_bytes())
@@ -309,7 +309,7 @@ def test_leftovers_are_not_counted_and_go_when_a_kernel_is_compiled(folder):
 
 
 def test_files_of_others_in_the_folder_stay(folder):
-    """A folder that somebody else uses as well: lock files of package managers, downloads, old data with an entry.json."""
+    """The folder has other uses: lock files of package managers, downloads, old data with an entry.json."""
     others = [folder / "uv.lock", folder / "video.partial", folder / "nvfp4_sm_90.lock"]
     for path in others:
         path.write_text("theirs")

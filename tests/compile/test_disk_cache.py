@@ -1,4 +1,4 @@
-"""Compiled kernels on disk: found, replaced when they are not what they should be, compiled once by many."""
+"""Compiled kernels on disk: found, replaced if invalid, and compiled once by many processes."""
 
 import json
 import re
@@ -47,7 +47,7 @@ def compiled():
 
 @pytest.fixture
 def compilations(monkeypatch, compiled):
-    """Keys that were compiled; the kernel itself is compiled once for all tests."""
+    """Keys of compiled kernels. The kernel itself is compiled once for all tests."""
     keys = []
 
     def compile_once(key):
@@ -60,7 +60,7 @@ def compilations(monkeypatch, compiled):
 
 @pytest.fixture
 def entry(tmp_path, compilations):
-    """A folder's only entry, just made."""
+    """A folder's only entry, newly created."""
     disk_cache.fetch(tmp_path, KEY)
     (manifest,) = tmp_path.glob("*/entry.json")
     compilations.clear()
@@ -81,7 +81,7 @@ def test_a_miss_is_kept_and_a_hit_is_loaded(tmp_path, compilations, compiled):
 
 
 def test_loading_takes_milliseconds(entry, compilations):
-    """Processor time, whatever else runs; 2 ms where this was written."""
+    """Measures processor time, which does not depend on other processes. It was 2 ms when written."""
     times = []
     for _ in range(5):
         start = time.process_time()
@@ -122,7 +122,7 @@ def test_a_damaged_entry_is_replaced(entry, compilations, name, damage):
 
 @pytest.mark.parametrize("name", ["dsl", "arch", "sources", "key", "python", "host"])
 def test_an_entry_made_from_something_else_is_replaced(entry, compilations, name):
-    """Even where it lies in our place, intact in itself."""
+    """Also if it is in the right place and intact."""
     path = entry / disk_cache.MANIFEST
     manifest = json.loads(path.read_bytes())
     manifest["identity"][name] = {"nvidia_cutlass_dsl": "4.7.0"} if name == "dsl" else "other"
@@ -160,7 +160,7 @@ def test_versions_in_an_identity_are_those_installed():
 
 
 def test_sources_in_an_identity_are_those_of_the_kernels(monkeypatch, tmp_path):
-    """A changed byte in any of them is another digest."""
+    """A changed byte in any of them changes the digest."""
     before = disk_cache.source_digest.__wrapped__()
     assert before == disk_cache.source_digest.__wrapped__()
     read = Path.read_bytes
@@ -177,7 +177,7 @@ def test_sources_in_an_identity_are_those_of_the_kernels(monkeypatch, tmp_path):
 
 @pytest.fixture
 def no_writes(monkeypatch):
-    """Pretend that no file system can be written; permissions would not stop a superuser."""
+    """Makes all writes fail, because permissions would not stop a superuser."""
 
     def refuse(*args, **kwargs):
         raise OSError(30, "Read-only file system")
@@ -227,7 +227,7 @@ def test_a_full_disk_is_not_kept_full(tmp_path, compilations, compiled, monkeypa
 
 
 def fetch_at_once(folder, barrier, results):
-    """In a process: what it compiled, and the registers of the kernel that it got."""
+    """Runs in a process. Records what it compiled, and the register count of the kernel that it got."""
     keys = []
     real = disk_cache.compile_kernel
     disk_cache.compile_kernel = lambda key: keys.append(key.to_name()) or real(key)
@@ -252,7 +252,7 @@ def test_processes_that_start_at_once_compile_once(tmp_path, compiled):
 
 @pytest.mark.skipif(not shim_is_built(), reason="needs the launch shim")
 def test_a_loaded_grouped_gemm_computes(monkeypatch, tmp_path):
-    """The same bits from the kernel that was compiled and from the one that was loaded."""
+    """The compiled kernel and the loaded one return the same bits."""
     monkeypatch.setenv("NVFP4_CUTE_CACHE_DIR", str(tmp_path))
     operands = list(cases.make_operands(cases.Case("loaded", ((130, 40, 256), (60, 128, 512)), seed=3)))[:4]
     results = []
@@ -260,7 +260,7 @@ def test_a_loaded_grouped_gemm_computes(monkeypatch, tmp_path):
         monkeypatch.setattr(cache, "_kernels", {})
         make_plan.cache_clear()
         results.append(grouped_gemm(*operands, backend="emulator"))
-        monkeypatch.setattr(disk_cache, "compile_kernel", None)  # the second time nothing may be compiled
+        monkeypatch.setattr(disk_cache, "compile_kernel", None)  # nothing may be compiled the second time
     assert disk_cache.contents(tmp_path).num_entries == 1
     reference = grouped_gemm(*operands, backend="reference")
     for compiled_out, loaded_out, expected in zip(*results, reference, strict=True):
@@ -279,7 +279,7 @@ WARM_START = """
     disk_cache.compile_kernel = None
     kernel = disk_cache.fetch(Path(sys.argv[1]), GemvKey("sm_100a", torch.float16, False))
     took, grids = time.process_time() - start, []
-    # In the place of a GPU: what the shim calls for launches, for attributes of the device, and for tensor maps.
+    # Replacements for the GPU functions that the shim calls for launches, device attributes and tensor maps.
     launch = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)(
         lambda record: grids.append(ctypes.c_uint32.from_address(record + 8).value) or FAILS
     )
@@ -300,7 +300,7 @@ WARM_START = """
 @pytest.mark.skipif(not shim_is_built(), reason="needs the launch shim")
 @pytest.mark.parametrize("fails", [0, 701])
 def test_a_warm_start_imports_no_dsl(entry, fails):
-    """A new process loads a kernel and launches it, or says what CUDA said; torch aside it needs less than a second."""
+    """A new process loads a kernel and launches it, or reports CUDA's error. Without torch this takes less than a second."""
     code = textwrap.dedent(WARM_START).replace("FAILS", str(fails))
     command = [sys.executable, "-c", code, str(entry.parent)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=200)
@@ -316,7 +316,10 @@ def test_a_warm_start_imports_no_dsl(entry, fails):
 
 @pytest.mark.skipif(not shim_is_built(), reason="needs the launch shim")
 def test_an_object_that_only_the_dsl_can_load(entry, monkeypatch):
-    """Refuses objects of another machine, cut ones, and unknown relocations; the DSL loads those, to the same results."""
+    """Refuses objects of another machine, truncated ones, and unknown relocations.
+
+    The DSL loads the latter, with the same results.
+    """
     content = (entry / disk_cache.OBJECT).read_bytes()
     for changed in (
         b"",
@@ -437,7 +440,7 @@ def test_compile_verb_refuses(tmp_path, capsys):
 
 @pytest.mark.parametrize("arch", ["sm_90a", "sm_100a"])
 def test_a_global_scale_that_is_found_launches_what_the_verb_compiles(arch, monkeypatch):
-    """Of ``quantize`` and of layers, few values and many, scales of either layout."""
+    """For ``quantize`` and layers, few and many values, and scales in either layout."""
     launched = []
 
     class Launched(Exception):
@@ -467,7 +470,7 @@ def test_a_global_scale_that_is_found_launches_what_the_verb_compiles(arch, monk
 
 
 def test_what_the_compile_verb_compiles():
-    """All that an operation may choose, and what it is told to."""
+    """It compiles everything that an operation may choose, and what its options name."""
     settings = {
         "groups": (2, 8),
         "configs": None,

@@ -1,4 +1,4 @@
-"""FP8 with fp32 scales on every family of GPUs: every bit is the reference's where sums are exact."""
+"""FP8 with fp32 scales on every family of GPUs: where sums are exact, every bit is the reference's."""
 
 import pytest
 import torch
@@ -24,9 +24,9 @@ import nvfp4_cute as nv
 from nvfp4_cute.ops import parts as on_parts
 
 SLOW = pytest.mark.slow
-# Family members that the same source serves.
+# Other members of a family, with the same source.
 OTHERS = ("sm_103a", "sm_110a", "sm_121a")
-# The first of a family is fast.
+# The first config of a family is fast.
 CONFIGS = {
     "sm_90a": [
         (on_sm90(16, num_cta=3), "random:1"),
@@ -231,7 +231,7 @@ def test_dual_activations(arch, chosen):
     ],
 )
 def test_an_infinite_scale_where_ctas_have_no_k_tile(arch, config):
-    """They add zeros, whatever the scales are."""
+    """CTAs without a K tile add zeros, whatever the scales are."""
     x, w = tokens_of(9, 256), weights_of(128, 256)
     x.scale[3, 1] = torch.inf
     options = {"out_dtype": torch.float32, "backend": f"emulator:{arch}"}
@@ -255,20 +255,20 @@ SAME_BITS = [
         )
         for n in (1, 2)
     ),
-    # Which CTA adds up the parts of K first differs from tile to tile.
+    # The CTA that adds the parts of K first differs between tiles.
     *(
         ("sm_120a", [on_sm120(16, split_k=n), on_sm120(tokens, split_k=n, num_ab_stage=2, num_cta=n)])
         for n, tokens in ((1, 64), (4, 16))
     ),
 ]
-# Tensor cores keep 25 bits behind the point of the largest product (``emulator.isa.products``), Hopper's keep 13.
+# Tensor cores keep 25 fractional bits of the largest product (``emulator.isa.products``), Hopper's keep 13.
 BOUNDS = {"sm_90a": 2e-3, "sm_100a": 1e-5, "sm_120a": 1e-5}
 
 
 @SLOW
 @pytest.mark.parametrize(("arch", "configs"), SAME_BITS)
 def test_bits_do_not_depend_on_tiles_stages_or_ctas(arch, configs):
-    """On values whose sums round: of one number of parts of K, all configs give the same."""
+    """Values with rounded sums: all configs with the same number of K parts return the same bits."""
     generator = torch.Generator().manual_seed(0)
     x = nv.quantize(torch.randn(70, 512, generator=generator), format=nv.FP8_1x128)
     w = nv.quantize(torch.randn(200, 512, generator=generator), format=nv.FP8_128x128)

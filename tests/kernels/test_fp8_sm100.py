@@ -41,7 +41,7 @@ def test_results_in_columns(swap_ab, out_dtype):
 
 
 def check_machine_code(chosen, form, out_dtype, **options):
-    """No spills."""
+    """Checks for spills."""
     key = KernelKey("sm_100a", chosen, 1, out_dtype, True, form, **FORMATS, **options)
     assert get_kernel(key.validated()).resources.stack_bytes == 0
 
@@ -92,7 +92,7 @@ def test_a_refusal_names_the_nearest_legal_value(chosen, fix):
 
 
 def test_choices():
-    """Few tokens lie on the N side, many on the M side in pairs; what is chosen is a candidate that can be built."""
+    """Few tokens are on the N side, many on the M side in pairs. The choice is a candidate that compiles."""
     few, many = (
         GroupedProblem(((m, 4096, 4096),), a_format=nv.FP8_1x128, b_format=nv.FP8_128x128) for m in (1, 4096)
     )

@@ -34,7 +34,7 @@ def test_results_in_columns():
 @pytest.mark.parametrize("form", ["list", "ragged"])
 @pytest.mark.parametrize("chosen", sm120.candidates(formats=PAIR), ids=lambda chosen: chosen.to_name())
 def test_machine_code(chosen, form, out_dtype):
-    """No spills, no calls, and no stage that is released while it is read."""
+    """No spills, no calls, and no release of a stage before its reads are complete."""
     kernel = get_kernel(KernelKey("sm_120a", chosen, 1, out_dtype, True, form, **FORMATS).validated())
     assert kernel.resources.stack_bytes == 0
     assert b"__cuda_syscall" not in kernel.cubin
@@ -62,7 +62,7 @@ def test_dual_results_in_columns():
 @pytest.mark.parametrize("form", ["list", "ragged"])
 @pytest.mark.parametrize("chosen", sm120.candidates(2, formats=PAIR), ids=lambda chosen: chosen.to_name())
 def test_dual_machine_code(chosen, form):
-    """As of products."""
+    """Checks the same properties as for single products."""
     options = {"activation": "silu", "has_limit": True, **FORMATS}
     kernel = get_kernel(KernelKey("sm_120a", chosen, 1, torch.bfloat16, True, form, **options).validated())
     assert kernel.resources.stack_bytes == 0

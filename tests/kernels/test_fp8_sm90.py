@@ -30,7 +30,7 @@ EMULATED = "emulator:sm_90a"
 
 
 def test_scales_of_any_strides():
-    """Scales column by column, as kernels that load them by TMA ask for, give the same bits."""
+    """Column-major scales, which kernels with TMA loads of scales need, return the same bits."""
     x, w = tokens_of(40, 256), weights_of(2, 256, 256)
     by_column = x.scale.T.contiguous().T
     offs = torch.tensor([7, 40], dtype=torch.int32)
@@ -39,7 +39,7 @@ def test_scales_of_any_strides():
     assert_bitwise_equal(on_parts.grouped_gemm(*parts, out_dtype=torch.float32, **FORMATS), want)
     got = on_parts.grouped_gemm(*parts, out_dtype=torch.float32, backend=EMULATED, **FORMATS)
     assert_bitwise_equal(got, want)
-    for m, k in ((9, 128), (1, 256), (1, 128)):  # where torch takes any stride for contiguous
+    for m, k in ((9, 128), (1, 256), (1, 128)):  # torch considers any stride contiguous here
         x, w = tokens_of(m, k), weights_of(128, k)
         columns = x.scale.as_strided(x.scale.shape, (1, m + 3)) if k == 128 else x.scale.T.contiguous().T
         got = on_parts.gemm(x.data, w.data, columns, w.scale, out_dtype=torch.float32, **FORMATS)
@@ -49,7 +49,7 @@ def test_scales_of_any_strides():
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("chosen", [config(16), config(128, 256), rows(256)], ids=str)
 def test_release_behind_reads(chosen):
-    """In the machine code, no stage is released while its scales are read."""
+    """The machine code does not release a stage before the reads of its scales are complete."""
     key = KernelKey("sm_90a", chosen, 1, torch.bfloat16, True, **FORMATS).validated()
     kernel = get_kernel(key)
     assert kernel.resources.stack_bytes == 0
@@ -81,7 +81,7 @@ SPILLS = {"t128x96x128_s0a1_swap": 8, "t128x96x128_s0a1_swap_m2": 8, "t128x64x12
 @pytest.mark.parametrize("out_dtype", [torch.bfloat16, torch.float32], ids=str)
 @pytest.mark.parametrize("chosen", sm90_fp8.candidates(2), ids=lambda chosen: chosen.to_name())
 def test_dual_machine_code(chosen, out_dtype, form):
-    """No spills but those of ``SPILLS``, and no stage that is released while it is read."""
+    """No spills except those of ``SPILLS``, and no release of a stage before its reads are complete."""
     options = {"activation": "gelu_tanh", "has_limit": True, **FORMATS}
     kernel = get_kernel(KernelKey("sm_90a", chosen, 1, out_dtype, True, form, **options).validated())
     known = SPILLS.get(chosen.to_name(), 0) if (out_dtype, form) == (torch.float32, "list") else 0
@@ -142,7 +142,7 @@ def test_a_refusal_names_the_nearest_legal_value(chosen, fix):
     ],
 )
 def test_what_is_chosen_was_the_fastest_on_an_h100(size, groups, activation, name):
-    """Or took at most 1 % longer (2026-11-26). A pair of CTAs for the longest launches alone."""
+    """The choice was the fastest or took at most 1 % longer (2026-11-26). Only the longest launches use pairs of CTAs."""
     formats = {"a_format": nv.FP8_1x128, "b_format": nv.FP8_128x128}
     problem = GroupedProblem((size,) * groups, "ragged", activation=activation, **formats)
     assert sm90_fp8.choose(problem, 132).to_name() == name
@@ -155,7 +155,7 @@ def test_what_is_chosen_was_the_fastest_on_an_h100(size, groups, activation, nam
     ids=str,
 )
 def test_every_launch_gives_the_same_bits_on_the_gpu(chosen):
-    """Stages are filled again as soon as they are released."""
+    """Stages are refilled as soon as they are released."""
     x, w = (t.to("cuda") for t in (tokens_of(512, 8192), weights_of(4096, 8192)))
     outs = [on_parts.gemm(x, w, config=chosen, out_dtype=torch.float32) for _ in range(40)]
     want = (x.dequantize(torch.float64) @ w.dequantize(torch.float64).T).float()

@@ -1,4 +1,4 @@
-"""KernelConfig names, and what sm_100 can build."""
+"""KernelConfig names, and the configs that sm_100 can build."""
 
 from dataclasses import fields, replace
 
@@ -63,7 +63,7 @@ def test_tensor_memory_regions_do_not_overlap():
 @pytest.mark.parametrize("tile_n", sm100.TILES_N)
 @pytest.mark.parametrize("pair", [False, True])
 def test_two_accumulators_always_fit(tile_n, pair):
-    """Side by side, or sharing columns: then the shared ones are few, and read first."""
+    """Accumulators are side by side or share columns. Then few are shared, and these are read first."""
     config = KernelConfig(cta_tile_shape_mnk=(128, tile_n, 256), use_2cta_instrs=pair)
     tmem = sm100.tmem_map(config)
     assert sm100.unsupported_reason(config) is None
@@ -74,7 +74,7 @@ def test_two_accumulators_always_fit(tile_n, pair):
 
 @pytest.mark.parametrize(("tile_n", "blocks"), [(64, 1), (128, 1), (192, 2), (256, 2)])
 def test_scale_blocks_that_a_tile_touches(tile_n, blocks):
-    """A tile starts anywhere on its own grid, scale blocks on multiples of 128."""
+    """A tile starts anywhere on its own grid, and scale blocks start at multiples of 128."""
     assert sm100.sf_blocks_n(tile_n) == blocks
     for start in range(0, 3 * 128 * tile_n, tile_n):
         assert (start + tile_n - 1) // 128 - start // 128 < blocks
@@ -131,7 +131,7 @@ def test_a_field_is_shared_by_all_families_or_an_option_that_one_names():
 def test_a_k_tile_is_a_whole_number_of_mmas(family):
     for (a, b), mma in family.MMA.items():
         assert a in FORMATS.values() and b in FORMATS.values()
-        # Of decoded operands several MMAs may share a scale. Where a row has one, K has no atoms.
+        # Several MMAs may share a scale of decoded operands. With one scale per row, K has no atoms.
         step = a.atom_k or mma.k
         assert not a.block_k or mma.k % a.block_k == 0 or a.block_k % mma.k == 0
         assert step % mma.k == 0

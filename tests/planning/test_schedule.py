@@ -1,4 +1,4 @@
-"""schedule: every tile once, in the stated order, dealt to the stated CTAs."""
+"""schedule: every tile exactly once, in the stated order, assigned to the stated CTAs."""
 
 import math
 
@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from nvfp4_cute.planning.schedule import make_schedule
 from nvfp4_cute.problem import INT32_MAX
 
-# How long an example takes depends on what else runs on the machine.
+# The time of an example depends on other processes.
 AT_ANY_SPEED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 TILE = (128, 128, 256)
@@ -156,7 +156,7 @@ def test_table_has_a_row_for_every_slot():
 
 
 def test_ctas_of_a_cluster_share_the_k_tiles_of_its_tiles():
-    """Two tiles of 5 K tiles on 4 CTAs instead of 2: the busiest CTA has 3 of the 10, and waits for nobody else."""
+    """Two tiles of 5 K tiles on 4 CTAs instead of 2: the busiest CTA has 3 of the 10 and waits for no other."""
     whole, shared = (make_schedule([(128, 256, 1280)], TILE, 2, split) for split in (1, 2))
     assert whole.cta_k_tiles == (5, 5) and shared.cta_k_tiles == (3, 3)
     assert (whole.imbalance, shared.imbalance) == (1.0, 1.2)

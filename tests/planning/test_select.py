@@ -1,4 +1,4 @@
-"""The config that is chosen: what the estimates say, on the competition's problems and at the edges."""
+"""The chosen config and its estimates, for the competition's problems and at the limits."""
 
 import math
 import random
@@ -42,7 +42,7 @@ def test_every_dual_candidate_can_be_built(config):
 
 @pytest.mark.parametrize("case", dual_spec.BENCHMARKS, ids=lambda case: case.name)
 def test_dual_benchmarks_share_one_a_between_two_ctas_in_one_wave(case):
-    """The published best kernels' choice, too: pairs, with as narrow a tile as one wave allows."""
+    """The best published kernels make the same choice: pairs, with tiles as narrow as one wave allows."""
     dual = GroupedProblem(((case.m, case.n, case.k),), out_dtype=torch.float16, activation="silu")
     best = estimates(dual, NUM_SMS)[0]
     assert best.config.use_2cta_instrs and not best.config.swap_ab and best.waves == 1
@@ -54,7 +54,7 @@ def test_dual_benchmarks_share_one_a_between_two_ctas_in_one_wave(case):
 @pytest.mark.parametrize("case", BENCHMARKS, ids=lambda case: str(case.sizes[0][1:]))
 @pytest.mark.parametrize("out_m_major", [False, True])
 def test_work_of_the_competition_is_dealt_evenly(case, out_m_major):
-    """Tiles of the busiest CTA over the mean of all that are launched; and no tile is worked on twice."""
+    """Compares the busiest CTA's tiles with the mean of all CTAs; no tile is computed twice."""
     chosen = choose_config(problem(case.sizes, out_m_major), "sm_100a", NUM_SMS)
     schedule = make_schedule(case.sizes, chosen.work_tile_mnk, chosen.num_cta // chosen.cluster_size)
     assert schedule.imbalance <= 1.12
@@ -63,7 +63,7 @@ def test_work_of_the_competition_is_dealt_evenly(case, out_m_major):
 
 
 def test_all_sms_ask_where_memory_bounds_unless_too_few_do_in_the_last_wave():
-    """Modelled times of a B200 with 148 CTAs and as few as share the work evenly: 14.39 and 14.48 us; 25.05 and 24.40."""
+    """Modelled times of a B200, with 148 CTAs and with the fewest that balance the work: 14.39 and 14.48 us; 25.05 and 24.40."""
     num_cta = lambda case, name: next(
         e.config.num_cta
         for e in estimates(problem(BENCHMARKS[case].sizes), NUM_SMS)
@@ -74,18 +74,18 @@ def test_all_sms_ask_where_memory_bounds_unless_too_few_do_in_the_last_wave():
 
 
 def test_tiles_that_memory_waits_for_now_and_then_are_not_chosen():
-    """Modelled times of a B200: 24.18 us with 192 tokens a tile; 24.40 with 256, whose loads take nearly as long as memory."""
+    """Modelled times of a B200: 24.18 us with 192 tokens per tile, and 24.40 with 256, whose loads take nearly as long as memory."""
     assert choose_config(problem(BENCHMARKS[0].sizes), "sm_100a", NUM_SMS).cta_tile_shape_mnk[1] == 192
 
 
 def test_few_tokens_go_to_the_fine_side():
-    """Decoding: 8 tokens an expert fill a quarter of the smallest tile, and an eighth of a tile's M side."""
+    """Decoding: 8 tokens per expert fill a quarter of the smallest tile, and an eighth of a tile's M side."""
     config = choose_config(problem([(8, 4096, 7168)] * 32), "sm_100a", NUM_SMS)
     assert config.swap_ab and config.cta_tile_shape_mnk[1] <= 64
 
 
 def test_results_run_across_lanes_where_sizes_leave_the_choice():
-    """A slice whose runs lie across the lanes of a warp is stored a little sooner than one of runs of their own."""
+    """A slice whose runs cross the lanes of a warp is stored slightly earlier than one whose runs are within lanes."""
     sizes = [(128, 4096, 1536), (384, 4096, 1536)]
     assert choose_config(problem(sizes), "sm_100a", NUM_SMS).swap_ab
     assert not choose_config(problem(sizes, out_m_major=True), "sm_100a", NUM_SMS).swap_ab
@@ -105,7 +105,7 @@ def test_results_run_across_lanes_where_sizes_leave_the_choice():
     ids=str,
 )
 def test_k_is_split_where_tiles_leave_sms_idle_that_memory_could_feed(size, splits):
-    """Modelled times of a B200: 9.06 and 6.63 us for the first of these with whole tiles and with 4 CTAs a tile."""
+    """Modelled times of a B200 for the first: 9.06 us with whole tiles, and 6.63 with 4 CTAs per tile."""
     config = choose_config(problem([size]), "sm_100a", NUM_SMS)
     assert config.split_k in splits and config.num_cta <= NUM_SMS
     assert choose_config(replace(problem([size]), is_chain=True), "sm_100a", NUM_SMS).split_k == 1
@@ -129,7 +129,7 @@ def test_a_problem_without_tiles_has_a_config():
 def test_every_family_chooses_for_itself(sizes):
     chosen = {arch: choose_config(problem(sizes), arch, 170) for arch in ARCHS}
     assert all(family_of(arch).unsupported_reason(config) is None for arch, config in chosen.items())
-    # The two with tensor memory choose alike where the MMAs that one of them has do not matter.
+    # Both architectures with tensor memory make the same choice if the MMAs that only one of them has do not matter.
     alike = chosen["sm_100a"] == chosen["sm_103a"]
     assert len(set(chosen.values())) == sum(NVFP4_PAIR in family.MMA for family in FAMILIES) - alike
 
@@ -209,20 +209,20 @@ def test_ragged_groups_are_planned_for_sizes_that_differ():
     ragged, masked = (
         config_for_mean("sm_90a", 132, groups, mean, is_ragged=is_ragged) for is_ragged in (True, False)
     )
-    # Whole tiles of 128 rows are best where every group has 128, and make two of a group that has more.
+    # Whole tiles of 128 rows are best if every group has 128, but a larger group would need two.
     assert masked == sm90.choose(problem([mean] * groups), 132) and masked.work_tile_mnk[0] == 128
     assert ragged.stream_k and ragged.work_tile_mnk[0] > 128
     assert config_for_mean("sm_90a", 132, 1, mean) == sm90.choose(problem([mean]), 132)
 
 
 def test_groups_with_few_rows_of_long_k_are_dealt_to_the_k_tile():
-    """Some may have no rows, so that whole tiles leave most SMs idle in the last wave."""
+    """Some may have no rows, so that whole tiles would leave most SMs idle in the last wave."""
     assert config_for_mean("sm_90a", 132, 8, (2, 4096, 14336)).stream_k
 
 
 @pytest.mark.parametrize("rows", [66, 100, 140])
 def test_tiles_hold_groups_that_another_kind_has_a_tile_of_just_so_many_rows_for(rows):
-    """80, 112 and 160 rows are tiles of kernels that decode tokens themselves, and not of the others, which are faster here."""
+    """Tiles of 80, 112 and 160 rows exist only in kernels that decode tokens themselves; the others are faster here."""
     chosen = sm90.choose(problem([(rows, 7168, 2048)] * 8), 132)
     assert chosen.decode_first and chosen.work_tile_mnk[0] >= rows
 
@@ -234,7 +234,7 @@ def test_planned_sizes_have_the_mean_and_differ(spread, mean, groups):
     rows = [m for m, n, k in sizes if (n, k) == (256, 512)]
     assert len(rows) == groups and abs(sum(rows) - mean * groups) <= groups / 2
     assert min(rows) < mean < max(rows)
-    # An exponential distribution's largest is far from its mean, as is the largest group of uneven routing.
+    # The largest value of an exponential distribution is far from its mean, like the largest group of uneven routing.
     assert (max(rows) > 2 * mean) == (spread is sm90._uneven_choice and groups > 2 or mean == 1)
     if groups > 2:
         assert rows != sorted(rows) and rows != sorted(rows, reverse=True)
@@ -255,7 +255,7 @@ def test_fewer_rows_than_groups_reach_fewer_groups(rows):
 
 
 def test_layers_of_many_small_experts():
-    """Measured on an H200 (512 experts, 512 columns): with few rows per expert and short K, tokens are dequantized in the product."""
+    """An H200 measured (512 experts and columns): with few rows and short K, the product dequantizes tokens."""
     for rows in (10, 80, 320):
         config = config_for_mean("sm_90a", 132, 512, (1, 2048, 512), num_rows=rows)
         assert (config.decode_first, config.work_tile_mnk[0]) == (False, 8)
@@ -263,7 +263,7 @@ def test_layers_of_many_small_experts():
 
 
 def test_a_launch_is_planned_for_the_rows_there_are(monkeypatch):
-    """Not for one row of each group where there are fewer rows than groups."""
+    """A launch with fewer rows than groups is not planned for one row per group."""
     seen = []
     monkeypatch.setattr(grouped, "config_of", lambda *args: seen.append(args[3]) or KernelConfig())
     monkeypatch.setattr(grouped.tuned, "find", lambda *args: None)
@@ -289,7 +289,7 @@ REFUSED = (
 @pytest.mark.parametrize(("dtype", "activation", "pair", "what"), REFUSED, ids=str)
 @pytest.mark.parametrize("arch", ["sm_90a", "sm_100a", "sm_110a", "sm_120a"])
 def test_results_that_no_kernel_writes_are_refused(arch, dtype, activation, pair, what):
-    """Alike on every architecture, by name, before anything is compared."""
+    """Every architecture refuses them by name, before anything is compared."""
     a, b = pair
     sizes = ((64, 256, 512),)
     asked = GroupedProblem(sizes, out_dtype=dtype, activation=activation, a_format=a, b_format=b)

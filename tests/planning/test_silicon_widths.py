@@ -1,4 +1,4 @@
-"""What MMAs of the sm_100 family may ask for: even columns of scales, and widths that kernels are known to run with."""
+"""Limits of MMAs of the sm_100 family: even columns of scales, and widths with which public kernels run."""
 
 from dataclasses import replace
 from itertools import product
@@ -11,13 +11,13 @@ from nvfp4_cute.problem import Gate
 
 LAYOUTS = ("separate", "interleaved_64_up_first", "interleaved_32_gate_first")
 FORMS = ("list", "ragged", "masked", "batched")
-# (columns of an MMA, the first one's row within a block of 128 rows of scales) of CUTLASS's kernels with tiles of 64 to 256.
+# (columns of an MMA, row of the first one in a block of 128 scale rows) in CUTLASS's kernels with tiles of 64 to 256.
 PROVEN = {(64, 0), (64, 64), (128, 0), (192, 0), (192, 64), (256, 0)}
 ROWS_OF_A_COLUMN = 32
 
 
 def every_config():
-    """What is chosen, tuned and exported of one product and of two, whatever the form: (config, operands ``b``)."""
+    """Yields (config, number of operands ``b``) that are chosen, tuned or exported for one product and two, in any form."""
     plain = {(config, 1) for form in FORMS for config in candidates("sm_100a", form)}
     dual = {
         (config, 1 if layout != "separate" else 2)

@@ -1,4 +1,4 @@
-"""How the weight-only kernel's config is chosen, beside times measured on an H100."""
+"""How the weight-only kernel's config is chosen, compared with times measured on an H100."""
 
 import json
 from functools import partial
@@ -16,7 +16,7 @@ MOST_LOST = 1.055
 
 
 def sizes_of(point):
-    """What a launch knows: of ragged groups about the mean."""
+    """Sizes that a launch knows: ragged groups around the mean."""
     rows, n, k = point["rows"], point["n"], point["k"]
     mean, over = divmod(sum(rows), len(rows))
     return ((mean + 1, n, k),) * over + ((mean, n, k),) * (len(rows) - over)
@@ -29,7 +29,7 @@ def choose(point):
     return min(planning.candidates(num_b), key=us)
 
 
-# Groups of fewer rows than there are groups were measured with more CTAs than such launches have now.
+# Groups with fewer rows than groups were measured with more CTAs than such launches use now.
 @pytest.mark.parametrize(
     "point", [p for p in MEASURED if sum(p["rows"]) >= len(p["rows"])], ids=lambda point: point["point"]
 )
@@ -39,7 +39,7 @@ def test_chosen_is_among_the_fastest(point):
 
 
 def test_model_meets_the_times():
-    """Within 6 % on the average of all configs, the worst ones included."""
+    """The average error of all configs is at most 6 %, including the worst ones."""
     errors = []
     for point in MEASURED:
         rows, sizes = point["rows"], sizes_of(point)
@@ -62,7 +62,7 @@ def config(tokens):
 
 @pytest.mark.parametrize("rows", [1, 2, 3, 7, 33, 70])
 def test_most_tiles(rows):
-    """As many as some way to deal the rows to groups makes, and no way makes more."""
+    """Some distribution of rows over groups has this number of tiles, and none has more."""
     groups, n, chosen = 3, 300, config(16)
     dealt = [
         (first, second, rows - first - second)
@@ -78,7 +78,7 @@ def test_most_tiles(rows):
 
 @pytest.mark.parametrize(("rows", "groups"), [(8, 128), (64, 64), (5000, 8)])
 def test_spread(rows, groups):
-    """About as many rows as there are; of few, some groups have none."""
+    """The total is about the number of rows. If rows are few, some groups have none."""
     mean, over = divmod(rows, groups)
     found = base.spread(((mean + 1, 1, 1),) * over + ((mean, 1, 1),) * (groups - over))
     assert abs(sum(m for m, _, _ in found) - rows) <= max(0.05 * rows, 1)

@@ -17,7 +17,7 @@ def data():
 
 
 def test_reference_by_hand(data):
-    """From the row-major scales, so that the permuted ones that the reference reads are checked, too."""
+    """Uses the row-major scales, so that the permuted ones that the reference reads are also checked."""
     dense = [
         decode_packed_e2m1(x[:, :, 0].view(torch.uint8)).double()
         * decode_e4m3(s[:, :, 0]).double().repeat_interleave(16, 1)
@@ -31,7 +31,7 @@ def test_reference_by_hand(data):
 
 
 def test_adapter_hands_on_operands_and_backend(data, monkeypatch):
-    """Operands, permuted scales and C by identity: no copy."""
+    """Passes operands, permuted scales and C without a copy."""
     calls = []
     monkeypatch.setattr(adapter.parts, "dual_gemm", lambda *args, **options: calls.append((args, options)))
     assert adapter.custom_kernel(data, backend="emulator") is data[9]

@@ -11,7 +11,7 @@ CASE = spec.TESTS[0]
 
 
 def test_adapter_hands_on_operands_and_backend(monkeypatch):
-    """Operands, permuted scales and C by identity: no copy."""
+    """Passes operands, permuted scales and C without a copy."""
     data = inputs.make_inputs(CASE)
     calls = []
     monkeypatch.setattr(adapter.parts, "gemm", lambda *args, **options: calls.append((args, options)))
@@ -30,7 +30,7 @@ def check_case(case, backend):
     expected = reference.reference((*operands, c))
     good, message = reference.check(out, expected)
     assert good, message
-    # Sums of multiples of 1/4 are exact in fp32, whatever their order: so are the bits.
+    # Sums of multiples of 1/4 are exact in fp32 in any order, so all bits are.
     assert torch.equal(out, expected)
 
 

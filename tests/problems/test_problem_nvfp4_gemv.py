@@ -12,7 +12,7 @@ from nvfp4_cute.problems.nvfp4_gemv import adapter, inputs, reference, spec
 
 CASE = spec.TESTS[7]
 ALL_ARCHS = ("sm_90a", "sm_100a", "sm_103a", "sm_110a", "sm_120a", "sm_121a")
-# Seconds on the emulator grow with M * K * L.
+# The emulator's time is proportional to M * K * L.
 SMALL = [case for case in dict.fromkeys(spec.TESTS) if case.m * case.k * case.l < 2_500_000]
 LARGE = [case for case in dict.fromkeys(spec.TESTS) if case not in SMALL]
 
@@ -63,7 +63,7 @@ def test_inputs_follow_from_the_seed():
 
 
 def test_reference_by_hand(data):
-    """From the row-major scales, so that the permuted ones that the reference reads are checked, too."""
+    """Uses the row-major scales, so that the permuted ones that the reference reads are also checked."""
     a, b, sfa, sfb, *_ = data
     expected = reference.reference(data)
     assert expected.shape == (CASE.m, 1, CASE.l) and expected.dtype == torch.float16
@@ -93,7 +93,7 @@ def test_check():
 
 
 def test_adapter_hands_on_operands_and_backend(data, monkeypatch):
-    """Permuted scales by identity, the first row of b and all of c by address: no copy."""
+    """Passes permuted scales, the first row of b and all of c without a copy."""
     calls = []
     monkeypatch.setattr(adapter.parts, "gemv", lambda *args, **options: calls.append((args, options)))
     assert adapter.custom_kernel(data, backend="emulator") is data[6]

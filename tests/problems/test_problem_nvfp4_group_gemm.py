@@ -37,7 +37,7 @@ def test_sizes_are_legal(case):
 
 @pytest.mark.parametrize("case", spec.BENCHMARKS, ids=lambda case: case.name)
 def test_published_speed_of_light_follows_from_the_sizes(case):
-    """A typing error in a size would show here."""
+    """Detects a typing error in a size."""
     assert grouped_gemm_us(case.sizes) == pytest.approx(case.sol_us, rel=5e-4)
 
 
@@ -107,7 +107,7 @@ def test_value_ranges(data):
 
 
 def test_padding_rows_are_random(data):
-    """A kernel that lets them into a result is wrong by a factor, not by chance."""
+    """A kernel that uses them returns clearly wrong results."""
     blocked = data[2][0][0].view(torch.uint8)  # 64 rows of 128: the row groups 2 and 3 are padding
     assert blocked[:, 2:].unique().numel() == 2
 
@@ -133,7 +133,7 @@ def test_device_applies_to_all_but_row_major_scales():
 
 
 def test_reference_by_hand(data):
-    """From the row-major scales, so that the permuted ones that the reference reads are checked, too."""
+    """Uses the row-major scales, so that the permuted ones that the reference reads are also checked."""
     for (a, b, _), (sfa, sfb), c in zip(data[0], data[1], reference.reference(data), strict=True):
         dense = [
             decode_packed_e2m1(x[:, :, 0]).double()
@@ -231,7 +231,7 @@ def test_adapter_fills_the_given_c(data):
 
 
 def test_adapter_hands_on_operands_and_backend(data, monkeypatch):
-    """Permuted scales by identity: no copy, and nothing of the row-major ones."""
+    """Passes permuted scales without a copy, and ignores the row-major ones."""
     calls = []
     monkeypatch.setattr(adapter.parts, "grouped_gemm", lambda *args, **options: calls.append((args, options)))
     adapter.custom_kernel(data)

@@ -1,4 +1,4 @@
-"""problems/: specifications, inputs, references of gemv, gemm and dual_gemm; what all problems have in common."""
+"""problems/: specifications, inputs, references of gemv, gemm and dual_gemm, and properties of all problems."""
 
 import dataclasses
 
@@ -49,7 +49,7 @@ def test_sizes_are_legal():
     ids=SPECS,
 )
 def test_benchmark_totals(spec, gflop):
-    """Operations of every case, computed apart from the speed of light."""
+    """Operations of every case, computed independently of the speed of light."""
     for case, expected in zip(spec.BENCHMARKS, gflop, strict=True):
         columns = 1 if spec is gemv else case.n * (2 if spec is dual_gemm else 1)
         batch = case.l if spec is gemv else 1
@@ -78,7 +78,7 @@ def dense(values, scale, l):
 
 @SMALL_CASES
 def test_reference_from_row_major_scales(name):
-    """The references read the permuted scales, so this compares both layouts, too."""
+    """The references read the permuted scales, so this also compares both layouts."""
     problem = registry.load(name)
     data = problem.make_inputs(SMALL[name])
     got = problem.reference(data)
@@ -116,7 +116,7 @@ def test_value_ranges_of_gemv():
     assert set(a[:, 0::2].flatten().tolist()) == {0, 0.5, 1, 1.5} and not a[:, 1::2].any()
 
 
-# ---- what all problems have ----------------------------------------------------------------------------------------
+# ---- properties of all problems --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", registry.names())

@@ -1,4 +1,4 @@
-"""Children that fault, hang or die cost their own result and no other."""
+"""A child that faults, hangs or dies loses only its own result."""
 
 import time
 from pathlib import Path
@@ -23,9 +23,7 @@ def verdicts(whats, limits):
 
 
 def test_what_each_job_came_to(limits, monkeypatch):
-    ask = (
-        pool._Child.ask
-    )  # only for the one that hangs is the time short, so that a slow machine changes nothing
+    ask = pool._Child.ask  # only the hanging child has a short limit, so a slow machine changes nothing
     monkeypatch.setattr(
         pool._Child, "ask", lambda child, job, s: ask(child, job, 1.0 if "hang" in job.name else s)
     )
@@ -53,7 +51,7 @@ def test_no_job_begins_when_the_time_is_over(limits):
 
 
 def test_the_start_of_a_child_takes_no_time_from_its_jobs(limits, monkeypatch):
-    """A child takes seconds to start; the time of the step is longer than its jobs and much shorter than that."""
+    """A child takes seconds to start. The step's limit is longer than its jobs and much shorter than that."""
     begun = time.monotonic()
     ready = pool._Child.is_ready
 

@@ -1,4 +1,4 @@
-"""Every probe is built for every architecture that it asks; what the emulator answers; and that a wrong answer is noticed."""
+"""Probes: each compiles for every architecture that it is meant for, the emulator's answers, and detection of wrong answers."""
 
 import pytest
 import torch
@@ -37,7 +37,7 @@ def ask(arch, name):
 def test_what_the_emulator_answers(arch, name):
     outcome = ask(arch, name)
     expected = {NOT_HERE} if name in NEEDS_A_GPU else {PASSED}
-    if name.endswith("column1"):  # silicon faults or computes nonsense; the emulator may refuse it
+    if name.endswith("column1"):  # real chips fault or compute nonsense; the emulator may refuse it
         expected = {PASSED, FAULT}
     assert outcome.verdict in expected, outcome
 
@@ -69,7 +69,7 @@ def test_other_architectures_are_not_asked():
     ],
 )
 def test_a_kernel_that_does_something_else_is_noticed(monkeypatch, name, old, new, verdict):
-    """In the text of the kernel; under a name of its own, so that no cache has it."""
+    """Changes the kernel's text, with a different name so that no cache contains it."""
     body = table.body_of(name, "sm_90a")
     assert old in body.text
     planted = Body(
@@ -87,12 +87,12 @@ def test_a_kernel_that_does_something_else_is_noticed(monkeypatch, name, old, ne
 
 
 def _only_sent(text):
-    """Values that the sender makes differ from those that the receiver expects."""
+    """Changes the values that the sender computes, but not those that the receiver expects."""
     return text.replace("SEND:\n", "SEND:\nadd.u32 r10, r10, 1;\n", 1)
 
 
 def test_scales_of_another_column_are_named(monkeypatch):
-    """The kernel of column 2 asked as if it were of column 0."""
+    """Runs the kernel for column 2 with the answers for column 0."""
     monkeypatch.setattr(ProbeTask, "key", lambda task, gpu: ProbeKey(gpu.arch, "mma_n32_column2"))
     verdict, detail, _ = probes._scaled(32, 0)(probes.Machine.of("emulator:sm_100a"))
     assert verdict == WRONG and "scales 2 columns from the first one" in detail
@@ -119,7 +119,7 @@ def test_microbenchmarks_do_what_they_say():
     assert (
         launch("sm_90a", "barriers_256", 3)[0] > 0 and launch("sm_90a", "cluster_barriers", 3, ctas=2)[0] > 0
     )
-    for count in (3, 5):  # a clock is found from two launches: they differ by what they count
+    for count in (3, 5):  # the clock follows from the difference of two launches with different counts
         total = torch.tensor(launch("sm_90a", "wgmma_run", count)[1], dtype=torch.int32).view(torch.float32)
         assert total == (WARM_UP + count) * 16  # products of ones
     assert launch("sm_100a", "scaled_run_4", 0)[0] > 0 and launch("sm_120a", "scaled_sync_run", 2)[0] > 0

@@ -1,4 +1,4 @@
-"""The verb from its options to its report, on the emulator; verdicts that planning reads; jobs that are kept."""
+"""The verb from options to report on the emulator; verdicts that planning reads; stored jobs."""
 
 import json
 
@@ -17,14 +17,14 @@ ARCH = "sm_90a"
 
 
 def run(out, *options):
-    """The exit code and the report of a run on the emulator, in this process."""
+    """Returns exit code and report of a run on the emulator in this process."""
     code = cli.main(["prove", "--emulator", ARCH, "--quick", "--workers", "0", "--out", str(out), *options])
     return code, reader.load(out / f"prove-emulator_{ARCH}.json")
 
 
 @pytest.fixture
 def one_config(monkeypatch):
-    """Only the first config of the kind that is chosen most."""
+    """Uses only the first config of the most frequently chosen kind."""
     chosen = plan._configs(ARCH, f"emulator:{ARCH}")[:1]
     monkeypatch.setattr(plan, "_configs", lambda arch, backend: chosen)
     return chosen[0].arguments["config"]
@@ -41,7 +41,7 @@ def test_a_run_on_the_emulator(tmp_path, one_config, capsys):
 
 
 def test_a_planted_wrong_kernel_is_named(tmp_path, one_config, monkeypatch):
-    """One bit of one result of one config is turned."""
+    """Flips one bit of one result of one config."""
     right = emulator.run
 
     def wrong(task, **target):
@@ -86,7 +86,7 @@ def test_a_gpu_run_has_every_config_and_500_problems():
 # ---- problems --------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("seed", range(40))
 def test_problems_are_equal_to_themselves(seed):
-    """The reference agrees with what each problem expects, so that a kernel that does, too, passes."""
+    """The reference agrees with the expected results of each problem, so a kernel that also does passes."""
     assert problems.draw(seed, small=True).failure("reference", "cpu") is None
 
 
@@ -108,7 +108,7 @@ def test_problems_are_of_every_operation_and_kind():
 
 
 def test_a_row_that_is_nobodys_is_compared(monkeypatch):
-    """What is written behind the last group is a defect."""
+    """A write after the last group is an error."""
     from nvfp4_cute.prove.problems import Dice, ragged_problem
 
     problem = ragged_problem(Dice(0), (3, 2), 16, 32, torch.float32)

@@ -1,4 +1,4 @@
-"""What a report says, that it says nothing private, and that its reader gets it back."""
+"""Contents of a report, that it contains nothing private, and that a reader restores it."""
 
 import json
 import socket

@@ -1,4 +1,4 @@
-"""footprint: bytes of weights are those of real tensors, padding included."""
+"""footprint: bytes of weights equal those of real tensors, including padding."""
 
 import pytest
 import torch
@@ -11,7 +11,7 @@ from nvfp4_cute.roofline.footprint import FORMATS, MOE_MODELS, Weights, linear, 
 
 @pytest.mark.parametrize("n, k", [(128, 256), (130, 80), (1, 16), (384, 64)])
 def test_nvfp4_bytes_are_those_of_a_quantized_tensor(n, k):
-    """The blocked scales of 130 x 80 are padded in both directions."""
+    """Blocked scales of 130 x 80 are padded in both directions."""
     tensor = quantize(torch.ones(n, k), global_scale="auto")
     stored = tensor.data.nbytes + tensor.scale.nbytes + tensor.global_scale.nbytes
     assert matrix_bytes("nvfp4", n, k) == stored
@@ -47,7 +47,7 @@ def test_experts_are_a_gate_an_up_and_a_down_matrix():
     "model, billions", [*zip(MOE_MODELS, (656.5, 29.0, 45.1), strict=True)], ids=lambda value: str(value)[:20]
 )
 def test_experts_of_the_models(model, billions):
-    """Of 671, 30.5 and 46.7 billion parameters in all, the rest is attention, dense layers and embeddings."""
+    """Experts' share of 671, 30.5 and 46.7 billion parameters; the rest is attention, dense layers and embeddings."""
     assert model.model().parameters / 1e9 == pytest.approx(billions, abs=0.05)
     assert model.model().parameters == model.num_layers * model.layer().parameters
 

@@ -1,4 +1,4 @@
-"""roofline.modelled: launches of many tiles, of which some are replayed."""
+"""roofline.modelled: launches of many tiles, of which only some are replayed."""
 
 from dataclasses import replace
 
@@ -24,7 +24,7 @@ def test_a_warp_that_does_nothing_for_tiles_is_there_whole():
 
 
 def pair(tiles: int, number: int, pause: float) -> ClusterTrace:
-    """A CTA of two warps: one produces a tile in so many cycles, the other one consumes it in a third of that."""
+    """A CTA of two warps: one produces a tile in ``pause`` cycles, and the other one consumes it in a third of that."""
     sleep = lambda cycles: (Op.SLEEP, cycles / B200.clock_hz * 1e9)
     producer = [event for _ in range(tiles) for event in (sleep(pause), (Op.ARRIVE, 8, 1))]
     consumer = [event for i in range(tiles) for event in ((Op.WAIT, 8, i + 1), sleep(pause / 3))]
@@ -42,7 +42,7 @@ def test_clusters_that_are_there_for_some_tiles_take_the_time_of_the_whole(kept)
 
 @pytest.mark.parametrize(("shared", "expected"), [(2, modelled.REPLAYED_TILES[-1]), (5, None)])
 def test_all_tiles_are_replayed_where_those_in_the_middle_share_more_of_the_inputs(shared, expected):
-    """Of 60 tiles pairs share weights; of the ten in the middle so many do."""
+    """Pairs of 60 tiles share weights. In the middle, ``shared`` of ten tiles do."""
     pairs = [i // 2 for i in range(25)]
     weights = [*pairs, *(100 + i // shared for i in range(10)), *(200 + i for i in pairs)]
     tiles = tuple(TileWork(16, 128, 128, (1 << 20 | which,), 0) for which in weights)
@@ -50,7 +50,7 @@ def test_all_tiles_are_replayed_where_those_in_the_middle_share_more_of_the_inpu
 
 
 def test_all_that_tiles_load_is_known_where_some_are_replayed():
-    """Sixteen tiles of a cluster, of which four are replayed; pairs of them load the same weights."""
+    """Sixteen tiles of a cluster, of which four are replayed. Pairs of tiles load the same weights."""
     weights = [4096 + 512 * (i // 2) for i in range(16)]
     tiles = tuple(TileWork(1, 128, 128, (address,), 0) for address in weights)
     work = LaunchWork((tiles,), ((4096, 4096, 0),), 256, 2, most_tiles=4)
@@ -63,7 +63,7 @@ def test_all_that_tiles_load_is_known_where_some_are_replayed():
 
 @pytest.mark.parametrize("is_written", [False, True])
 def test_a_launch_is_no_faster_than_device_memory_sends_what_tiles_load(is_written):
-    """Those that are replayed load nothing; what a launch wrote comes from L2."""
+    """The replayed tiles load nothing. Data written by a launch comes from L2."""
     cut = [begun(pair(100, 0, 60.0), 0.5)]
     reads = ((1 << 20, 64 << 20),)
     timing = replay(B200, LaunchTrace("k", 1, cut, reads=reads, writable=reads if is_written else ()))
@@ -74,7 +74,10 @@ def test_a_launch_is_no_faster_than_device_memory_sends_what_tiles_load(is_writt
 
 @pytest.mark.parametrize("waits", [False, True])
 def test_device_memory_sends_what_two_launches_read_one_after_the_other(waits):
-    """Though the second one may start with the first, and whether it waits or has ended: each ends once, with all its bytes."""
+    """The second launch may start with the first one.
+
+    Whether it waits or has ended, each launch ends once, with all its bytes.
+    """
     launches = []
     for place, event in ((1, Op.GRID_TRIGGER), (2, Op.GRID_WAIT if waits else Op.GRID_TRIGGER)):
         cluster = begun(pair(100, 0, 6.0), 0.5)
@@ -103,7 +106,7 @@ def test_a_share_of_one_is_the_trace():
     ],
 )
 def test_some_tiles_tell_the_time_of_all(name, sms, mnk, monkeypatch):
-    """On a part of a GPU, so that a full replay is affordable: 8 to 64 times as much work a CTA as one wave has."""
+    """Uses a part of a GPU so that a full replay is affordable: a CTA has 8 to 64 times the work of one wave."""
     whole = targets.lookup(name)
     part = replace(
         whole,

@@ -1,4 +1,4 @@
-"""Pictures: bars begin at zero on a linear axis, logarithmic axes say so, and every text lies inside the figure."""
+"""Plots: bars start at zero on a linear axis, logarithmic axes are labelled, and every text is inside the figure."""
 
 import pytest
 
@@ -10,7 +10,7 @@ pyplot = pytest.importorskip("matplotlib.pyplot")
 
 @pytest.fixture
 def figure(monkeypatch):
-    """The last figure that was drawn."""
+    """Returns the last figure that was drawn."""
     found = []
     monkeypatch.setattr(pyplot, "close", found.append)
     yield lambda: found[-1]
@@ -42,7 +42,7 @@ def test_bars(figure, tmp_path):
     (axes,) = figure().axes
     assert axes.get_xscale() == "linear" and axes.get_xlim()[0] == 0 and axes.get_xlabel() == "us per call"
     assert _texts_fit(figure())
-    # A value that is missing leaves no gap: five bars, and a little room after each of three groups.
+    # A missing value leaves no gap: five bars, and some room after each of three groups.
     heights = sorted(bar.get_y() for bar in axes.patches)
     assert len(heights) == 5 and max(b - a for a, b in zip(heights, heights[1:], strict=False)) < 1.8
 

@@ -1,4 +1,4 @@
-"""roofline.row_work: CTAs of launches around the products of a layer of experts, a few of which stand for all."""
+"""roofline.row_work: CTAs of launches around the products of a layer of experts, of which a few represent all."""
 
 import pytest
 import torch
@@ -16,7 +16,7 @@ TOKENS, EXPERTS, TOP_K = 21, 16, 4
 
 
 def sectors(clusters) -> tuple[list[int], list[int]]:
-    """What is read, and what is written, each as often as it is."""
+    """Returns the sectors that are read and written, with repetitions."""
     found: dict[Op, list[int]] = {Op.READ: [], Op.WRITE: []}
     for event in (event for cluster in clusters for cta in cluster.warps for warp in cta for event in warp):
         if event[0] in found:
@@ -51,7 +51,8 @@ def test_a_few_ctas_stand_for_all(hidden):
         assert 2 * len(executed) <= len(trace.clusters) == len(work.clusters)
         few = everyone([trace.clusters[i] for i in executed], placed, [one.origin for one in trace.clusters])
         (reads, writes), (all_reads, all_writes) = sectors(few), sectors(trace.clusters)
-        # Some sectors are a neighbour's: of integers, which tokens share, and of scales where two tokens of a CTA chose an expert.
+        # Neighbours share some sectors: of integers that tokens share, and of scales if two tokens of a CTA chose the
+        # same expert.
         assert (len(reads), len(writes)) == (len(all_reads), len(all_writes))
         missing = len(set(all_reads) - set(reads)), len(set(all_writes) - set(writes))
         assert missing[0] <= TOKENS * TOP_K * 4 // SECTOR and missing[1] <= 0.03 * len(all_writes)

@@ -1,4 +1,4 @@
-"""speed_of_light: published times follow from the formula, bytes add up, and floors are floors."""
+"""speed_of_light: published times follow from the formula, sums of bytes are right, and floors are lower bounds."""
 
 import dataclasses
 from types import MappingProxyType
@@ -15,7 +15,7 @@ from nvfp4_cute.gpus.targets import TARGETS
 from nvfp4_cute.problem import GroupedProblem
 from nvfp4_cute.roofline import speed_of_light as light
 
-# How long an example takes depends on what else runs on the machine.
+# The time of an example depends on other processes.
 AT_ANY_SPEED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 PUBLISHED = [
@@ -50,7 +50,7 @@ def test_all_published_rows_are_here():
     ids=[f"{row[0]}-{row[1].name}" for row in PUBLISHED],
 )
 def test_published_time(case, tolerance):
-    """A typing error in a size would show here, too."""
+    """Also detects a typing error in a size."""
     assert light.competition_us(case.work) == pytest.approx(case.sol_us, rel=tolerance)
 
 
@@ -168,7 +168,7 @@ def test_groups_add_up(sizes, a, b, out, num_b):
 @AT_ANY_SPEED
 @given(SIZES, st.tuples(st.integers(1, 64), st.integers(1, 64), st.integers(1, 8)))
 def test_more_work_is_never_less(sizes, growth):
-    """Along every extent, and with one group more."""
+    """Checks growth along every extent, and with one more group."""
     small = light.grouped_gemm(sizes)
     for more in (
         [(m + growth[0], n + growth[1], k + 16 * growth[2]) for m, n, k in sizes],
