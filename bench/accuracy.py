@@ -17,7 +17,7 @@ import zipfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -33,7 +33,10 @@ RESULTS = Path(__file__).parent / "results"
 CALIBRATION = TEXTS / "coriolanus.txt"
 LICENSE = Path(__file__).parents[1] / "LICENSE"
 PLAY, OTHER = "The Tempest", "Apache License 2.0"
-FORMATS = {"W4A16": "nvfp4a16", "W4A4": "nvfp4"}
+FORMATS = {
+    "W4A16": "nvfp4a16", "W4A4": "nvfp4", "MXFP4": "mxfp4", "MXFP8": "mxfp8", "int4": "int4", "FP8": "fp8",
+}  # fmt: skip
+FOUR_OVER_SIX = "nvfp4_four_over_six"
 
 
 @dataclass(frozen=True)
@@ -45,18 +48,21 @@ class Way:
         method: method of quantize_checkpoint.
         stored: whether 4-bit activations use the scales of the calibration; otherwise each input has its own.
         options: options of the command with their values: "keep", "lm-head", "embedding", "layout", "budget".
+        activations: what ``load`` does with 4-bit activations.
     """
 
     bits: str
     method: Method
     stored: bool = False
     options: tuple[tuple[str, str], ...] = ()
+    activations: Literal["nvfp4", "nvfp4_four_over_six"] = "nvfp4"
 
     def __str__(self) -> str:
         """Returns a text such as "W4A4, gptq, stored input scales"."""
         scales = (", stored input scales" if self.stored else ", scales of each input") * (
             self.bits == "W4A4"
         )
+        scales += ", 4over6 activations" * (self.activations == FOUR_OVER_SIX)
         quoted = lambda value: f'"{value}"' if "*" in value else value
         said = " ".join(f"--{name} {quoted(value)}" for name, value in self.options)
         return f"{self.bits}, {self.method}{scales}" + (f", `{said}`" if said else "")
@@ -91,6 +97,15 @@ WAYS = (
         options=(("layout", "compressed-tensors"), ("lm-head", "mxfp8"), ("embedding", "mxfp8")),
     ),
     *(Way("W4A4", method, stored) for method in ("nearest", "search", "gptq") for stored in (False, True)),
+    Way("W4A16", "four_over_six"),
+    *(
+        Way("W4A4", method, stored, activations=FOUR_OVER_SIX)
+        for method in ("four_over_six", "gptq")
+        for stored in (False, True)
+    ),
+    *(Way(bits, "search") for bits in ("MXFP4", "MXFP8")),
+    *(Way("int4", method, options=(("layout", "compressed-tensors"),)) for method in ("search", "gptq")),
+    Way("FP8", "nearest"),
 )
 
 
@@ -170,7 +185,7 @@ def evaluate(
             written = make(folder, out, way, batches)
             facts = {"bits_per_weight": written.bits_per_weight, "seconds": time.process_time() - begin}
             (out / "facts.json").write_text(json.dumps(facts))
-        model = load(str(out), decode=True, dtype=torch.bfloat16).eval()
+        model = load(str(out), decode=True, activations=way.activations, dtype=torch.bfloat16).eval()
         if way.bits == "W4A4" and not way.stored:
             for module in model.modules():
                 if isinstance(module, RoundedInput):

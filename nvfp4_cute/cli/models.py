@@ -239,6 +239,31 @@ def run_eval(args: argparse.Namespace) -> int:
     return 0
 
 
+def run_judge(args: argparse.Namespace) -> int:
+    """Prints how much two models differ."""
+    from nvfp4_cute.models import judge
+    from nvfp4_cute.models.checkpoints.folders import local_folder
+    from nvfp4_cute.models.checkpoints.tensors import TensorFiles
+    from nvfp4_cute.models.quantizing.calibrate import check_text
+
+    check_text(args.text)
+    folders = [local_folder(folder) for folder in (args.first, args.second)]
+    for folder in folders:
+        TensorFiles(folder)
+    try:
+        import transformers  # noqa: F401
+    except ImportError as error:
+        raise ValueError(
+            'models judge runs models with transformers: pip install "nvfp4-cute[models]"'
+        ) from error
+    found = judge.judge(*folders, args.text, args.tokens, args.device)
+    names = (folders[0].name, folders[1].name)
+    if args.report:
+        judge.write(found, args.report, names, args.text)
+    print(json.dumps(found.as_dict(), indent=1) if args.json else judge.page(found, names, args.text))
+    return 0
+
+
 def _cut(config, layers: int) -> None:
     config.num_hidden_layers = layers
     if getattr(config, "layer_types", None):

@@ -168,8 +168,8 @@ def _differs(module: torch.nn.Module, counterpart: torch.nn.Module) -> bool:
     """Returns whether the modules themselves, without the modules inside them, compute differently or have other weights."""
     if type(module) is not type(counterpart):
         return True
-    pairs = zip(module.parameters(recurse=False), counterpart.parameters(recurse=False), strict=True)
-    return any(not torch.equal(a, b) for a, b in pairs)
+    own, other = ([*m.parameters(recurse=False), *m.buffers(recurse=False)] for m in (module, counterpart))
+    return len(own) != len(other) or any(not torch.equal(a, b) for a, b in zip(own, other, strict=True))
 
 
 def _comparing(layers: dict[str, tuple[float, float]], name: str, counterpart: torch.nn.Module) -> Any:

@@ -264,3 +264,26 @@ def points_and_map(
     _title_and_legend(figure, heads[0], axes[0, 0])
     figure.savefig(path, dpi=150, metadata={"Software": None})
     pyplot.close(figure)
+
+
+Panel = tuple[Mapping[str, Sequence[tuple[float, float]]], str, str]
+"""Points by name, and the names of the x and the y axis."""
+
+
+def points_and_points(path: Path, title: str, left: Panel, right: Panel) -> None:
+    """Write two panels of points, next to each other, with y axes that begin at zero.
+
+    Raises:
+        ValueError: matplotlib is not installed.
+    """
+    pyplot = _pyplot()
+    figure, axes = pyplot.subplots(1, 2, figsize=(12, 4.5), constrained_layout=True)
+    for axis, (points, x, y) in zip(axes, (left, right), strict=True):
+        for name, places in points.items():
+            if places:
+                axis.plot(*zip(*places, strict=True), "o", markersize=4, label=name)
+        axis.set(xlabel=x, ylabel=y, ylim=(0, None))
+        axis.grid(alpha=0.3)
+    _title_and_legend(figure, title, axes[1])
+    figure.savefig(path, dpi=150, metadata={"Software": None})
+    pyplot.close(figure)

@@ -13,6 +13,7 @@ examples:
   nvfp4-cute models bench FOLDER --ways nvfp4 --json    a config.json of yours, one way, for machines
   nvfp4-cute models eval FOLDER --text FILE             KL divergence and perplexity of 4 bits beside 16, error by layer
   nvfp4-cute models eval FOLDER --text FILE --checkpoint QUANTIZED    of a checkpoint that was made of it
+  nvfp4-cute models judge FOLDER QUANTIZED --text FILE --report judge.md    two models on one page, with a picture
 """
 
 
@@ -59,6 +60,21 @@ def add_parser(verbs: Verbs) -> None:
         "--read", type=Path, metavar="FILE", help="a report that was saved: page and picture anew"
     )
     bench.set_defaults(run=lazily("models", "run_bench"))
+    judge = kinds.add_parser(
+        "judge", help="how much two models differ on a text, quantized or not, as one page"
+    )
+    judge.add_argument("first", type=Path, help="folder of a model, with its tokenizer")
+    judge.add_argument("second", type=Path, help="folder of the other one")
+    judge.add_argument("--text", required=True, help='a text file, or "random" for random tokens')
+    judge.add_argument(
+        "--tokens", type=types.positive, help="use at most this many tokens, rounded up to windows"
+    )
+    judge.add_argument(
+        "--report", type=types.output_file, metavar="FILE", help="write a page, with a picture next to it"
+    )
+    judge.add_argument("--device", type=types.device, default="cpu", help="default cpu")
+    judge.add_argument("--json", action="store_true", help="one object, for machines")
+    judge.set_defaults(run=lazily("models", "run_judge"))
     evaluate = kinds.add_parser("eval", help="KL divergence, perplexity and errors against the 16-bit model")
     evaluate.add_argument("model", type=Path, help="folder of a 16-bit model, with its tokenizer")
     evaluate.add_argument("--text", required=True, help='a text file, or "random" for random tokens')
