@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from nvfp4_cute import models
+from nvfp4_cute.bench import models
 from nvfp4_cute.bench.vllm.plan import Scheme
 
 CONFIGS = Path(models.__file__).parent / "configs"
