@@ -255,7 +255,7 @@ def test_fewer_rows_than_groups_reach_fewer_groups(rows):
 
 
 def test_layers_of_many_small_experts():
-    """An H200 measured (512 experts and columns): with few rows and short K, the product dequantizes tokens."""
+    """With few rows and short K, the product dequantizes tokens (512 experts and columns, measured on an H200)."""
     for rows in (10, 80, 320):
         config = config_for_mean("sm_90a", 132, 512, (1, 2048, 512), num_rows=rows)
         assert (config.decode_first, config.work_tile_mnk[0]) == (False, 8)
