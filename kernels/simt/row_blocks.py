@@ -1,4 +1,4 @@
-"""A lane's block of 16 values of a row: read, optionally quantized to NVFP4, and stored in the row that travels."""
+"""A lane's block of 16 values of a row: read, optionally quantized to NVFP4, and stored in the row to be sent."""
 
 from dataclasses import dataclass
 
@@ -32,7 +32,7 @@ class EncodedBlock:
 
 @dataclass(frozen=True)
 class RowEncoding:
-    """Encoding of values in rows that travel.
+    """Encoding of values in rows that are sent to other ranks.
 
     Attributes:
         is_bf16: whether they are bfloat16, else float16.

@@ -19,13 +19,13 @@ class WeightOnlyKey:
 
     Attributes:
         arch: architecture such as ``sm_90a``.
-        config: resolved KernelConfig without a CTA count.
+        config: KernelConfig with all choices made, without a CTA count.
         num_groups: slots of the list form; 1 in the other forms.
         dtype: dtype of the activations, float16 or bfloat16.
         out_dtype: float16, bfloat16 or float32.
         has_alpha: whether a factor per group is read.
         form: form of the operands.
-        gate: gate of a dual GEMM, with True for an existing limit; None for one product.
+        gate: gate of a dual GEMM, whose limit is True or None because the kernel reads its value; None for one product.
         b_format: format of the weights.
         bias_dtype: dtype of the bias that is added to every column; None without a bias.
     """

@@ -100,7 +100,7 @@ def _where(emulator: str | None) -> tuple[str, str]:
         raise UnsupportedTarget(
             f"here: {present}; there are kernels for {', '.join(ARCHS)}. On such a GPU this does {', '.join(plan.STEPS)}: "
             f"{plan.WHOLE.problems} random problems, every config, {len(PROBES)} probes, microbenchmarks, and "
-            f"{len(plan.timed_names(False))} cases beside torch, in ten minutes. Here, `--emulator sm_100a` (or another GPU) "
+            f"{len(plan.timed_names(False))} cases against torch, in ten minutes. Here, `--emulator sm_100a` (or another GPU) "
             "does a few problems, configs and all probes on the emulator; `--predict GPU` predicts times; `--read FILE` reads a "
             "report"
         )

@@ -31,7 +31,7 @@ UNITS = {
     "hbm_read": "bytes/s, bulk reads of all SMs",
     "copy": "bytes/s read and written by a device-to-device copy",
     "l2_read": "bytes/s, bulk reads of 16 MiB that L2 holds, all SMs",
-    "l2_bandwidth": "bytes a cycle of the clock measured beside it",
+    "l2_bandwidth": "bytes a cycle of the clock measured at the same time",
     "sm_bandwidth": "bytes a cycle, bulk reads that L2 holds, one SM",
     "l2_latency": "cycles, pointer chase",
     "hbm_latency": "cycles, pointer chase",

@@ -457,7 +457,7 @@ PROBES: dict[str, Probe] = {
         "whether a stage may be released without using what was read", ARCHS, (PASSED, WRONG), _release("early_release"),
     ),
     "early_release_waits": Probe(
-        "40", "Is a stage safe that is released behind a use of what was read?", "how stages are released", ARCHS,
+        "40", "Is a stage safe if it is released after a use of what was read?", "how stages are released", ARCHS,
         (PASSED,), _release("early_release_waits"),
     ),
     "register_counts": Probe(

@@ -1,6 +1,6 @@
 """Tested and untested silicon in two lines, from the committed reports.
 
-python -m nvfp4_cute.prove.silicon        prints them as they stand in the README
+python -m nvfp4_cute.prove.silicon        prints them as in the README
 """
 
 import importlib.util
@@ -39,7 +39,7 @@ def reports(where: Path | None = None) -> list[dict[str, Any]]:
 
 
 def lines(where: Path | None = None) -> tuple[str, str]:
-    """Returns what ran on silicon, and what did not."""
+    """Returns a line of tested GPUs and a line of untested architectures."""
     found = reports(where)
     ran = [
         f"{r['machine']['gpu']['name'].removeprefix('NVIDIA ')} ({r['made'][:10]}: problems {r['summary']['problems']}, "
@@ -50,7 +50,7 @@ def lines(where: Path | None = None) -> tuple[str, str]:
     missing = [f"{arch} ({GPUS[arch]})" for arch in ARCHS if arch not in archs]
     return (
         f"Run on silicon by `nvfp4-cute prove`: {'; '.join(ran) or 'no report is committed'}.",
-        f"No such report yet, kernels executed on the emulator: {', '.join(missing) or 'none'}.",
+        f"No report yet, tested only on the emulator: {', '.join(missing) or 'none'}.",
     )
 
 

@@ -19,13 +19,13 @@ def kinds() -> tuple[str, ...]:
 
 
 def run(kind: str, target: Path) -> int:
-    """Writes the folder, and prints what to do with it. Returns 0.
+    """Writes the folder and prints the next commands. Returns 0.
 
     Raises:
         ValueError: there is no such kind, or a file exists.
     """
     if kind not in kinds():
-        raise ValueError(f"kind {kind!r} is unknown; there are {', '.join(kinds())}")
+        raise ValueError(f"kind {kind!r} is unknown; use one of {', '.join(kinds())}")
     files = {
         path.name.removesuffix(SUFFIX): path.read_text() for path in sorted(TEMPLATES.glob(f"*{SUFFIX}"))
     }
@@ -39,14 +39,14 @@ def run(kind: str, target: Path) -> int:
         (target / name).write_text(text, encoding="utf-8")
     print(f"{target}: {', '.join(files)}", file=sys.stderr)
     print(f"change {target / folder.KERNEL_FILE}, then: nvfp4-cute eval {target}", file=sys.stderr)
-    print(f"to hand it in: nvfp4-cute export {target} -o {target.resolve().name}-trace", file=sys.stderr)
+    print(f"to submit it: nvfp4-cute export {target} -o {target.resolve().name}-trace", file=sys.stderr)
     return 0
 
 
 def _sources(kind: str) -> dict[str, str]:
-    """Returns the files of one of our problems.
+    """Returns the files of one of the project's problems.
 
-    Each is self-contained: reference and kernel include what they need of this project.
+    Each is self-contained: reference and kernel include the project's code that they use.
     """
     definition, _, solution = folder.load(kind)
     spec = importlib.import_module(f"{folder.traces.__name__}.{kind}.spec")

@@ -26,7 +26,7 @@ class Read:
     site: int
 
     def unordered(self, actor: Actor, cluster: int, known: Mapping[int, int]) -> bool:
-        """Whether nothing tells an actor of `cluster` that the read is over. `known`: known releases of other clusters."""
+        """Whether an actor of `cluster` does not know that the read is complete. `known`: known releases of other clusters."""
         if self.cluster != cluster:
             return self.order > known.get(self.cluster, 0)
         return bool(actor.knowledge[SEEN, self.epoch >> COMPONENT_SHIFT] < self.epoch & VALUE_MASK)

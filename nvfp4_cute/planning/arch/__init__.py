@@ -120,7 +120,7 @@ def choose_weight_only(
     if not fitting:
         ks = sorted({k for _, _, k in sizes})
         raise UnsupportedProblem(
-            f"{arch}: K is {', '.join(map(str, ks))} beside 16-bit a and {b_format.title} weights; kernels there take "
+            f"{arch}: K is {', '.join(map(str, ks))} with 16-bit a and {b_format.title} weights; kernels there take "
             f"multiples of {warp_mma.K_MULTIPLE}: pad K with zeros"
         )
 

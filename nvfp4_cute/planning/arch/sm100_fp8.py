@@ -144,8 +144,8 @@ def unsupported_reason(config: KernelConfig, num_b: int = 1, formats: Formats = 
     if num_b * config.cta_tile_shape_mnk[1] > MAX_COLUMNS:
         sums = num_b * config.cta_tile_shape_mnk[1] // PROMOTING_GROUPS
         return (
-            f"cta_tile_shape_mnk={config.cta_tile_shape_mnk}: {num_b} products take {sums} sums a thread, whose registers hold "
-            f"{MAX_COLUMNS // PROMOTING_GROUPS} beside what is promoted; use N tile {MAX_COLUMNS // num_b}"
+            f"cta_tile_shape_mnk={config.cta_tile_shape_mnk}: {num_b} products need {sums} sums per thread, whose registers hold "
+            f"{MAX_COLUMNS // PROMOTING_GROUPS} with the promoted ones; use N tile {MAX_COLUMNS // num_b}"
         )
     if config.num_acc_stage not in ACC_STAGES:
         return (

@@ -205,8 +205,8 @@ def _rows_reason(config: KernelConfig, num_b: int) -> str | None:
     if tokens != TOKEN_ROWS or weights not in allowed:
         nearest = min(allowed, key=lambda extent: abs(extent - weights))
         return (
-            f"cta_tile_shape_mnk={shape} with swap_ab=False: two warpgroups have {TOKEN_ROWS} tokens on MMA-M beside 128 or 256 "
-            f"weights, of all products; use M tile {TOKEN_ROWS}, N tile {nearest}"
+            f"cta_tile_shape_mnk={shape} with swap_ab=False: two warpgroups have {TOKEN_ROWS} tokens on MMA-M, and 128 or 256 "
+            f"weights of all products together; use M tile {TOKEN_ROWS}, N tile {nearest}"
         )
     if k != TILE_K:
         return f"cta_tile_shape_mnk={shape}: a stage has one block of scales along K; use K tile {TILE_K}"

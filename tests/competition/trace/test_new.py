@@ -53,4 +53,4 @@ def test_nothing_is_overwritten_and_kinds_are_named(tmp_path, capsys):
     assert cli.main(["new", "elementwise", str(tmp_path)]) == 2
     assert "would be overwritten; name another folder" in capsys.readouterr().err
     assert cli.main(["new", "nothing", str(tmp_path / "x")]) == 2
-    assert f"kind 'nothing' is unknown; there are {', '.join(new.kinds())}" in capsys.readouterr().err
+    assert f"kind 'nothing' is unknown; use one of {', '.join(new.kinds())}" in capsys.readouterr().err
