@@ -1,7 +1,7 @@
 """Routing: the experts of each token, and their weights. One warp per token; every operation is one float32 operation.
 
 logits (tokens, experts) fp32, fp16 or bf16; ids int32 and weights fp32 (tokens, top_k). Lane e % 32 holds expert e. The
-choice compares integers in the order of the numbers: the largest of a warp is one instruction, and among equal ones the
+choice compares integers in the order of the numbers: one instruction finds the largest of a warp, and among equal ones the
 lowest id wins. 0 stands for NaN and for missing experts, which cannot be chosen.
 """
 
@@ -21,7 +21,7 @@ from ..common.select import select
 from .silu import exp_minus, sigmoid
 
 LARGEST = 3.4028234663852886e38
-# Keeps a sum of scores that all vanished from dividing 0 by 0, and does not change any other sum.
+# Avoids 0 / 0 if all scores are zero, and does not change any other sum.
 TINY = 1e-20
 SIGN = 0x80000000
 NO_ID = 0x7FFFFFFF

@@ -1,4 +1,4 @@
-"""`nvfp4-cute eval`: does locally what a competition's runner does with a submission.
+"""`nvfp4-cute eval`: evaluates a submission locally, with the steps of a competition's runner.
 
 It checks the preflight rules, runs the import step, and then a harness in a separate process with a pipe for its
 results and a time limit: our harness (``evaluator``), or the genuine files of a checkout (``genuine``).
@@ -83,7 +83,7 @@ def run(request: Request, *, as_json: bool = False) -> int:
         ValueError: no such file, problem, or case, or contradicting options.
     """
     if refused(request) and not request.ignore_rules:
-        print("a server refuses this file; --ignore-rules tries it all the same", file=sys.stderr)
+        print("a server refuses this file; pass --ignore-rules to evaluate it anyway", file=sys.stderr)
         return 1
     results = evaluate(request)
     name = problem_name(request)
@@ -183,7 +183,7 @@ def _import_step(request: Request, genuine_task: Task | None, arch: str | None) 
 
 
 def named(results: protocol.Results, submission: Path) -> protocol.Results:
-    """Returns results whose messages name the original file where they name a line of its copy."""
+    """Replaces the copy's name by the original file's in messages that name a line."""
     own = lambda text: text.replace("submission.py, line ", f"{submission.name}, line ")
     return replace(results, cases=tuple(replace(case, message=own(case.message)) for case in results.cases))
 

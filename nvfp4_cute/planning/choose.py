@@ -91,7 +91,7 @@ def problem_of_mean(
         out_format: format of quantized results; None for other results.
         is_ragged: whether groups share rows, so that some exceed the mean. Groups of the masked form never do.
         formats: formats of ``a`` and ``b``.
-        num_rows: rows of all groups, if there are fewer than groups: no more groups than rows have any.
+        num_rows: number of rows of all groups. If it is below the number of groups, some groups have no rows.
     """
     m, n, k = mean
     form: Form = "ragged" if is_ragged else "masked"

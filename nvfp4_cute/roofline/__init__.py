@@ -1,1 +1,1 @@
-"""Speed of light, weight footprints, modelled times, and pictures of them."""
+"""Speed of light, weight footprints, modelled times, and their plots."""

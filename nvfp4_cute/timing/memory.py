@@ -29,7 +29,7 @@ class Reply:
 
 @dataclass(slots=True)
 class Held:
-    """A piece in L2: when device memory has delivered it, whether it is missing, when requests at the same time are answered."""
+    """A piece in L2: when device memory delivers it, whether a kernel wrote it, and when L2 answers its current requests."""
 
     nbytes: int
     there: float
@@ -62,7 +62,7 @@ class Memory:
         self._lost = 0  # bytes of results that were evicted during this launch
         self._results: list[
             tuple[int, int]
-        ] = []  # [start, end) of earlier launches' results, as far as L2 held them then
+        ] = []  # [start, end) of earlier launches' results, as far as L2 held them at its end
         self.hbm_bytes = self.l2_bytes = self._stored = self._left = 0
         self.hbm_busy = 0.0
 
