@@ -136,5 +136,5 @@ def add_formats(parser: ArgumentParser, of: str, default: str | None = None) -> 
         type=formats,
         default=default,
         metavar="A[,B]",
-        help=f"{of}, such as mxfp8_e4m3,mxfp4 (default nvfp4)",
+        help=f"formats {of}, such as mxfp8_e4m3,mxfp4 (default nvfp4)",
     )

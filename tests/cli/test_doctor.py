@@ -154,7 +154,7 @@ def test_report_with_a_gpu_whose_products_are_weight_only(machine):
     assert usable
     assert "cuda:0 NVIDIA A100-SXM4-80GB (sm_80): weight-only products run on it" in text
     assert (
-        "weight-only products, quantize and what is around the products of experts compile for sm_80, sm_86"
+        "weight-only products, quantize and the launches around experts' products also compile for sm_80, sm_86"
         in text
     )
     assert (

@@ -8,19 +8,19 @@ from nvfp4_cute.cli.verbs import Verbs, add_verb, lazily
 
 EXAMPLES = """\
 examples:
-  nvfp4-cute emulate gemm.py --mnk 256,256,128             what follows the script belongs to it
-  nvfp4-cute emulate --arch sm_120a --stats gemm.py        a GeForce kernel, and a table of its launches
+  nvfp4-cute emulate gemm.py --mnk 256,256,128             arguments after the script go to the script
+  nvfp4-cute emulate --arch sm_120a --stats gemm.py        a GeForce kernel, with a table of its launches
   nvfp4-cute emulate --arch sm_90a --sm-count 4 gemm.py    a Hopper kernel whose persistent grid has 4 CTAs
-  nvfp4-cute emulate --timing b200 gemm.py                 the modelled time of every launch, and what takes it
-  nvfp4-cute emulate --trace t.json.gz gemm.py             and a timeline of every warp for https://ui.perfetto.dev
+  nvfp4-cute emulate --timing b200 gemm.py                 the modelled time of every launch, and what it consists of
+  nvfp4-cute emulate --trace t.json.gz gemm.py             a timeline of every warp for https://ui.perfetto.dev
   nvfp4-cute emulate --check gemm.py                       find races, unwritten bytes, leaks (slower)
-  nvfp4-cute emulate --check=all --sarif found.sarif gemm.py   warnings fail, too; and a file for a code host
+  nvfp4-cute emulate --check=all --sarif found.sarif gemm.py   warnings also fail; findings go to a file for a code host
   nvfp4-cute emulate --mode lazy gemm.py                   every copy and MMA as late as the memory model allows
 
 Choose small sizes: a launch is thousands of times slower than on a GPU. Times that the script measures are host times;
 cutlass.testing.benchmark runs a kernel once. The exit code is the script's; 1 if a kernel failed or a hazard is an error;
-3 if the script ended well and --check=all found warnings (--check shows them); 130 if it was interrupted. For a test suite:
-pytest --cute-emulate sm_100a
+3 if the script succeeded and --check=all found warnings (--check prints them); 130 if it was interrupted. For a test
+suite: pytest --cute-emulate sm_100a
 """
 
 
@@ -37,7 +37,10 @@ def add_parser(verbs: Verbs) -> None:
         "(default: the architecture whose instructions the script names, else sm_100a)",
     )
     parser.add_argument(
-        "--sm-count", type=types.positive, metavar="N", help="SMs (default: those of a GPU of that arch)"
+        "--sm-count",
+        type=types.positive,
+        metavar="N",
+        help="number of SMs (default: that of a GPU of this architecture)",
     )
     for spelling, what in (
         (
@@ -53,7 +56,7 @@ def add_parser(verbs: Verbs) -> None:
         "--json",
         type=types.output_file,
         metavar="FILE",
-        help="write launches and findings for machines; - is stdout",
+        help="write launches and findings as JSON; - is stdout",
     )
     parser.add_argument(
         "--sarif", type=types.output_file, metavar="FILE", help="write findings as SARIF, for code hosts"
@@ -67,24 +70,24 @@ def add_parser(verbs: Verbs) -> None:
     parser.add_argument(
         "--timing",
         metavar="GPU",
-        help="model the time of every launch on this GPU (b200, rtx5090, h200, ...), whose architecture takes the place of "
-        "--arch; results are computed as without. With --check or --mode every launch runs twice",
+        help="model the time of every launch on this GPU (b200, rtx5090, h200, ...); its architecture replaces --arch. Results "
+        "are still computed. With --check or --mode every launch runs twice",
     )
     parser.add_argument(
         "--trace",
         type=types.output_file,
         metavar="FILE",
-        help="write the modelled timeline of all launches for Perfetto (.json or .json.gz); without --timing of a GPU of the "
+        help="write the modelled timeline of all launches for Perfetto (.json or .json.gz), by default on a GPU of the "
         "architecture",
     )
     parser.add_argument(
         "--stats",
         action="store_true",
-        help="afterwards, tables on stderr: all launches; registers, stack, shared memory and occupancy of their kernels; bank "
-        "conflicts",
+        help="print tables on stderr afterwards: all launches; registers, stack, shared memory and occupancy of their kernels; "
+        "bank conflicts",
     )
     parser.add_argument(
-        "--traceback", action="store_true", help="also show where in the script a kernel failure surfaced"
+        "--traceback", action="store_true", help="also print the script's traceback if a kernel fails"
     )
     parser.add_argument("script", type=Path, help="a Python file")
     parser.add_argument("arguments", nargs=argparse.REMAINDER, help="its arguments")

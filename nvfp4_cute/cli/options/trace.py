@@ -5,17 +5,17 @@ from nvfp4_cute.cli.verbs import Verbs, add_verb, lazily
 
 EXAMPLES = """\
 examples:
-  nvfp4-cute trace nvfp4_group_gemm                        benchmark case 0 on a B200: time, and what takes it
-  nvfp4-cute trace nvfp4_group_gemm --case 3 -o t.json.gz  and a timeline for https://ui.perfetto.dev
+  nvfp4-cute trace nvfp4_group_gemm                        benchmark case 0 on a B200: time, and what it consists of
+  nvfp4-cute trace nvfp4_group_gemm --case 3 -o t.json.gz  also a timeline for https://ui.perfetto.dev
   nvfp4-cute trace nvfp4_gemv --target h200                another problem and another GPU
   nvfp4-cute trace qwen3-30b-a3b --tokens 8 -o t.json      a layer of experts with its routing: launches in a CUDA graph
   nvfp4-cute trace linear-4096x4096 --tokens 32            QuantizedLinear: quantize and gemm
 
 layers: those of `nvfp4-cute bench layers`.
 
-Modelled, never measured: the launch is recorded on the emulator, where of clusters that do alike work one is executed, and
-replayed on a model of the GPU, whose figures and their sources `nvfp4_cute.gpus.timing_figures` holds. The model's error,
-measured on an H200: bench/results/timing_model.md.
+Times are modelled, never measured. The emulator records the launch, executing one of several clusters with equal work, and
+a model of the GPU replays the record. `nvfp4_cute.gpus.timing_figures` has the model's figures and their sources. For the
+model's error, measured on an H200, see bench/results/timing_model.md.
 """
 
 
@@ -29,7 +29,9 @@ def add_parser(verbs: Verbs) -> None:
     parser = add_verb(verbs, "trace", text, EXAMPLES)
     parser.add_argument("name", metavar="PROBLEM_OR_LAYER", help="a competition problem, or a layer")
     parser.add_argument("--case", type=types.whole, help="number of the problem's benchmark case (default 0)")
-    parser.add_argument("--tokens", type=types.positive, help="rows that the layer gets (default 1)")
+    parser.add_argument(
+        "--tokens", type=types.positive, help="number of rows of the layer's input (default 1)"
+    )
     parser.add_argument("--target", default="B200", metavar="GPU", help="default %(default)s")
     parser.add_argument(
         "-o", "--out", type=types.output_file, metavar="FILE", help="write the timeline (.json or .json.gz)"

@@ -10,21 +10,21 @@ examples:
   nvfp4-cute tune --m 8,0,200 --n 4096 --k 7168 --form ragged --target B200   sizes on the device; modelled elsewhere
   nvfp4-cute tune --m 64 --n 2048 --k 7168 --op dual --out nvfp4     or --out mxfp8_e4m3
   nvfp4-cute tune --m 64 --n 2048 --k 7168 --formats fp8_1x128,fp8_128x128   operands of other formats
-  nvfp4-cute tune competition --containing group_gemm      the cases of the suites that bench times
+  nvfp4-cute tune competition --containing group_gemm      cases of the suites of bench
 
-What is found is kept with the compiled kernels (NVFP4_CUTE_CACHE_DIR), for one product of GPU, and taken by every later call
-of the same problem that leaves the config open: gemm, grouped_gemm and their dual forms, layers, and graphs that
-torch.compile makes. Where only the device knows the sizes (ragged, masked), a mean number of rows within the same power
-of two is the same problem. It lasts until kernels or CuTe DSL change; measured times are not replaced by modelled ones.
-For operands of your own: nvfp4_cute.tune(grouped_gemm, a, b, a_scale, b_scale, ...).
+Results are stored with the compiled kernels (NVFP4_CUTE_CACHE_DIR), per GPU product. Every later call of the same problem
+without a config uses them: gemm, grouped_gemm and their dual forms, layers, and graphs of torch.compile. If only the
+device knows the sizes (ragged, masked), problems are the same if their mean numbers of rows lie within the same power of
+two. Results are valid until kernels or CuTe DSL change. Modelled times do not replace measured ones.
+For your own operands: nvfp4_cute.tune(grouped_gemm, a, b, a_scale, b_scale, ...).
 """
 
 
 def add_parser(verbs: Verbs) -> None:
     """Adds `tune` and its options."""
     text = (
-        "Time every config that a grouped GEMM may be computed with, on the GPU of this machine, or as modelled for one that is "
-        "not there; print all times, each marked measured or modelled, and have later calls take the fastest."
+        "Measure every config of a grouped GEMM on the GPU of this machine, or model it for another GPU. Print all times, each "
+        "marked measured or modelled, and let later calls use the fastest config."
     )
     parser = add_verb(verbs, "tune", text, EXAMPLES)
     parser.add_argument(
@@ -55,5 +55,5 @@ def add_parser(verbs: Verbs) -> None:
         metavar="GPU",
         help="measured if it is the GPU of this machine, else modelled; default: that GPU if known, else B200",
     )
-    parser.add_argument("--dry-run", action="store_true", help="print the times, keep nothing")
+    parser.add_argument("--dry-run", action="store_true", help="print the times, store nothing")
     parser.set_defaults(run=lazily("tune"))
