@@ -9,6 +9,8 @@ from typing import Any
 import torch
 
 _is_debugging = False
+ENDS = "_nvfp4_cute_ends"
+"""Attribute of scales that :func:`remember_ends` sets. Views and copies of them do not have it."""
 
 
 class debug:  # noqa: N801, reads as torch.set_grad_enabled does
@@ -77,6 +79,17 @@ def check_offs(offs: torch.Tensor, rows: int) -> None:
         if end > rows:
             raise ValueError(f"offs[{g}]={end} exceeds the {rows} rows; {fix}")
         start = end
+
+
+def remember_ends(scale: torch.Tensor, offs: torch.Tensor) -> None:
+    """Notes on the scales of grouped rows where the groups end, for :func:`ends_of`; ends on a GPU are not read."""
+    if offs.device.type == "cpu":
+        setattr(scale, ENDS, tuple(offs.tolist()))
+
+
+def ends_of(scale: torch.Tensor) -> tuple[int, ...] | None:
+    """Returns where groups ended when these scales were computed, or None if that is not known."""
+    return getattr(scale, ENDS, None)
 
 
 def check_masked_m(masked_m: torch.Tensor, most: int) -> None:

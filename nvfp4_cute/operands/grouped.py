@@ -15,7 +15,7 @@ from nvfp4_cute.formats.block_format import ATOM_ROWS, BlockFormat, ScaleLayout
 from nvfp4_cute.formats.block_format import NVFP4 as NVFP4_FORMAT
 from nvfp4_cute.formats.block_scaled import is_tensor_of, tensors_of
 from nvfp4_cute.operands import rules
-from nvfp4_cute.operands.group_sizes import check_group_sizes, check_masked_m, check_offs
+from nvfp4_cute.operands.group_sizes import check_group_sizes, check_masked_m, check_offs, ends_of
 from nvfp4_cute.operands.operand import Operand
 from nvfp4_cute.operands.overlap import check_overlap
 from nvfp4_cute.problem import (
@@ -383,6 +383,7 @@ def check_device_groups(
         tokens = [Operand(rows, scale, fmt, num_rows, k, len(rows))]
         if form == "ragged":
             _check_ragged_scales(tokens[0], lengths)
+            _check_same_groups(tokens[0], ends_of(a_scale), lengths)
         _check_padding_columns(tokens[0], lengths, form)
     sides = [_weights(w, num_groups, k, sizes_name) for w in weights]
     _check_same_k("", weights[0].name, (fmt, weights[0].format), rows, *(side.data for side in sides))
@@ -458,6 +459,36 @@ def _check_ragged_scales(a: Operand, ends: torch.Tensor) -> None:
             raise ValueError(
                 f"a_scale has {there} blocks of {ATOM_ROWS} rows, and group {g} ends in block {end}; pad every group's rows to "
                 f"{ATOM_ROWS}, as grouped_quantize does"
+            )
+
+
+def _check_same_groups(a: Operand, known: tuple[int, ...] | None, ends: torch.Tensor) -> None:
+    """Checks that rows lie in the scale blocks in which ``grouped_quantize`` put them, if it says where groups ended.
+
+    Raises:
+        ValueError: another grouping, whose scales would be those of other rows.
+    """
+    if known is None or ends.device.type != "cpu":
+        return
+    given = ends.tolist()
+    if known == tuple(given):
+        return
+
+    def blocks(ends: Sequence[int]) -> dict[int, tuple[int, int]]:
+        """Maps a block of scales to its first row and its end."""
+        return {
+            block + i: (row, min(row + ATOM_ROWS, stop))
+            for start, stop, block in ragged_places(ends, a.rows)
+            for i, row in enumerate(range(start, stop, ATOM_ROWS))
+        }
+
+    there = blocks(known)
+    for block, (row, end) in blocks(given).items():
+        first, stop = there.get(block, (-1, -1))
+        if first != row or end > stop:
+            raise ValueError(
+                f"a was quantized in groups that end at {list(known)}, and offs is {given}: its scales are those of other rows; "
+                "pass the offs that grouped_quantize got, or quantize again"
             )
 
 

@@ -15,6 +15,7 @@ from nvfp4_cute.formats.global_scale import check_has_global_scale, resolve_glob
 from nvfp4_cute.formats.silu import silu_mul
 from nvfp4_cute.launch.simt import FindAndQuantizeTask, QuantizeTask
 from nvfp4_cute.operands import quantization, rules
+from nvfp4_cute.operands.group_sizes import remember_ends
 from nvfp4_cute.operands.quantization import KERNEL_DTYPES, KERNEL_FORMATS
 from nvfp4_cute.operands.results import block_scaled_tensor
 from nvfp4_cute.ops.global_scale import check_times, find_global_scale, is_for_kernel, new_scalars
@@ -242,6 +243,7 @@ def grouped_quantize_parts(
     settings = ("grouped_quantize", up is None, global_scale is None, *made)
     inputs = [t for t in (x, up, global_scale, offs) if t is not None]
     data, scale = call(backend, settings, inputs, [], _check_groups, x, offs, up, global_scale, *made)
+    remember_ends(scale, offs)
     return data, scale
 
 

@@ -45,6 +45,21 @@ def test_wrong_numbers_of_rows_are_refused(rows):
         nv.grouped_gemm(a, EXPERTS, masked_m=ends(*rows))
 
 
+@pytest.mark.parametrize("backend", ["reference", "emulator:sm_90a"])
+def test_rows_that_were_quantized_in_other_groups_are_refused(backend):
+    """Every group's scales begin a new block of 128 rows, so other ends mean the scales of other rows."""
+    x, w = torch.randn(300, 64).bfloat16(), nv.quantize(torch.randn(3, 128, 64))
+    a = nv.grouped_quantize(x, ends(40, 40, 300), backend=backend)
+    for same in ((40, 40, 300), (40, 300, 300), (40, 280, 280)):
+        nv.grouped_gemm(a, w, offs=ends(*same), backend=backend)
+    for other in ((10, 40, 300), (41, 300, 300), (300, 300, 300), (30, 40, 60)):
+        with pytest.raises(ValueError, match=r"quantized in groups that end at \[40, 40, 300\], and offs is"):
+            nv.grouped_gemm(a, w, offs=ends(*other), backend=backend)
+    a = nv.grouped_quantize(x, ends(128, 256, 300))  # ends of blocks
+    right = nv.grouped_gemm(nv.grouped_quantize(x, ends(256, 300, 300)), w, offs=ends(256, 300, 300))
+    assert torch.equal(nv.grouped_gemm(a, w, offs=ends(256, 300, 300)), right)
+
+
 def test_ends_with_a_leading_zero_and_int64_are_named():
     data, scale = nv.grouped_quantize(ROWS, ends(40, 47))
     with pytest.raises(ValueError, match="offs has no leading 0: pass"):
