@@ -124,7 +124,7 @@ def test_options():
     same(nv.gemm(x, w, options=options, backend="emulator"), nv.gemm(x, w))
     with pytest.raises(TypeError, match="options=True is not Options"):
         nv.gemm(x, w, options=True)
-    with pytest.raises(TypeError, match="pass True where"):
+    with pytest.raises(TypeError, match="pass True if the previous launch"):
         nv.Options(prefetch_weights=1)
 
 
