@@ -668,3 +668,20 @@ def test_what_is_not_modelled_is_refused_when_built(ptx_kernel, text: str, named
         run_ptx(ptx_kernel(text), args=[0], checked=False)
     assert named in str(caught.value)
     assert text.rstrip(";") in str(caught.value)
+
+
+@pytest.mark.parametrize("mask", [0xFFFF0000, 0xFFFFE000])
+def test_narrow_products_need_one_rounding(mask):
+    """bf16 and f16 mantissas, with addends of all magnitudes and around the product's last place: the sum rounded once."""
+    rng, n = np.random.default_rng(mask), 40000
+    a, b = (
+        (rng.integers(0, 1 << 32, n, dtype=np.uint32) & np.uint32(mask)).view(np.float32) for _ in range(2)
+    )
+    anywhere = rng.integers(0, 1 << 32, n, dtype=np.uint32).view(np.float32)
+    with np.errstate(all="ignore"):
+        exponents = np.clip(np.frexp(a.astype(np.float64) * b)[1], -148, 127) + rng.integers(-54, 7, n)
+        near = np.ldexp(rng.choice([-1.0, 1.0], n) * rng.integers(1 << 23, 1 << 24, n), exponents)
+        for c in (anywhere, near.astype(np.float32)):
+            narrow, whole = floats.fma_narrow(a, b, c), floats.fma_f32(a, b, c)
+            assert np.array_equal(narrow, whole, equal_nan=True)
+            assert np.array_equal(np.signbit(narrow[narrow == 0]), np.signbit(whole[whole == 0]))

@@ -317,7 +317,7 @@ def small_copy(inst: Inst, b: Builder) -> Step:
         limits = np.broadcast_to(np.asarray(available(warp)), 32)
         # A predicate operand means that the source is ignored.
         counts = np.where(limits, 0, nbytes) if is_predicate else np.minimum(limits.astype(np.int64), nbytes)
-        to, source = (np.broadcast_to(np.asarray(read(warp)), 32) for read in (dst, src))
+        to, source = as_u64(dst(warp)), as_u64(src(warp))
         _issue_small(warp, partial(copy_padded, warp, to, source, nbytes, counts, warp.active))
 
     return run
@@ -347,14 +347,20 @@ def copy_padded(
     warp: "Warp", dst: np.ndarray, src: np.ndarray, nbytes: int, counts: np.ndarray, lanes: np.ndarray
 ) -> None:
     """Executes cp.async for the given lanes: copies `counts` bytes of each, then zeros up to `nbytes`."""
-    cta, offsets = warp.cta, _offsets(dst, lanes)
-    addresses, counts = as_u64(src)[lanes].astype(np.int64), counts[lanes]
-    data = np.zeros((len(offsets), nbytes), np.uint8)
-    for row, address, count in zip(data, addresses.tolist(), counts.tolist(), strict=True):
-        if count:
-            row[:count] = cta.machine.memory.view(address, count, write=False)
-    for offset, row in zip(offsets.tolist(), data, strict=True):
-        cta.smem.write(offset, row)
+    cta, offsets, element = warp.cta, _offsets(dst, lanes), np.dtype(np.uint32)
+    full, part = lanes & (counts == nbytes), lanes & (counts > 0) & (counts < nbytes)
+    words = np.zeros((nbytes // 4, len(lanes)), element)
+    if full.any():
+        with warp.as_if(full):
+            words[:, full] = gather(warp, "global", src, nbytes, element, nbytes // 4)[:, full]
+    for lane in np.flatnonzero(part).tolist():
+        row = np.zeros(nbytes, np.uint8)
+        row[: counts[lane]] = cta.machine.memory.view(int(src[lane]), int(counts[lane]), write=False)
+        words[:, lane] = row.view(element)
+    with warp.as_if(lanes):
+        scatter(warp, "shared", dst, list(words), element)
+    addresses, counts = src[lanes].astype(np.int64), counts[lanes]
+    data = np.ascontiguousarray(words[:, lanes].T).view(np.uint8).reshape(len(offsets), nbytes)
     checker = cta.machine.checker
     if checker is not None:
         for count in np.unique(counts[counts > 0]).tolist():

@@ -429,9 +429,11 @@ def _mixed_precision(inst: Inst, b: Builder, mods: Mods, narrow: str) -> Step:
     ]
     put = b.write(inst.operands[0], "b32")
     kernel = KERNELS[inst.opcode]
+    narrow_fma = inst.opcode == "fma" and rounding == "rn"
 
     def step(warp: "Warp") -> None:
-        result = kernel(*(load(warp) for load in loads), rounding)
+        args = [load(warp) for load in loads]
+        result = floats.fma_narrow(*args) if narrow_fma else kernel(*args, rounding)
         if sat:
             result = float_results.saturate(result)
         put(warp, wide.store(float_results.canonical_nan(result)))

@@ -182,6 +182,15 @@ def fma_f32(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
     return total.astype(np.float32)
 
 
+def fma_narrow(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
+    """a * b + c for float32, rounded once to nearest even, where a and b have at most 14 significant bits each.
+
+    The product has at most 28. The sum is exact in float64 unless one term is below a quarter of the other one's last
+    place in float32, where the nearest float32 does not depend on its bits.
+    """
+    return (a.astype(np.float64) * b + c).astype(np.float32)
+
+
 _BELOW_F32 = np.uint64((1 << 29) - 1)
 _MIDDLE = np.uint64(1 << 28)
 _ONE = np.uint64(1)
