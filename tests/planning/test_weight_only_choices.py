@@ -13,7 +13,7 @@ ARCH, SMS = "sm_90a", 132
 CELLS = json.loads((Path(__file__).parents[2] / "bench" / "results" / "h200_weight_only.json").read_text())[
     "cells"
 ]
-# Of the fastest time; some times contain 1.5 us in which counters were cleared, as launches no longer do.
+# Ratio to the fastest time. Some times contain 1.5 us in which counters were cleared, as launches no longer do.
 MOST_LOST = 1.105
 TORCH = ("torch_bf16", "dequantize_torch")
 
