@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 from nvfp4_cute.formats.block_format import (
     FORMATS,
+    FOUR_OVER_SIX,
     INT4_FORMATS,
     INT8,
     MXFP8_E4M3,
@@ -50,6 +51,7 @@ def _stored(format: BlockFormat) -> Storage:
 
 STORAGE = {
     **{name: _stored(format) for name, format in (FORMATS | INT4_FORMATS).items()},
+    FOUR_OVER_SIX.name: _stored(FOUR_OVER_SIX),
     "mxfp8": _stored(MXFP8_E4M3),
     "fp8": Storage(8),
     "fp16": Storage(16),

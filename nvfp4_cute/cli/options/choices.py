@@ -2,7 +2,7 @@
 
 SUITES = ("competition", "dense", "linear", "experts")
 OPERATIONS = ("gemm", "dual", "w4a16")
-QUANTIZED_RESULTS = ("nvfp4", "mxfp4", "mxfp8_e4m3", "mxfp8_e5m2", "fp8_1x128")
+QUANTIZED_RESULTS = ("nvfp4", "nvfp4_four_over_six", "mxfp4", "mxfp8_e4m3", "mxfp8_e5m2", "fp8_1x128")
 RESULTS = ("fp16", "bf16", "fp32", *QUANTIZED_RESULTS)
 FORMS = ("list", "ragged", "masked", "batched")
 ACTIVATIONS = ("silu", "gelu_tanh", "relu2", "swiglu_oai")
