@@ -148,7 +148,7 @@ def test_scales_of_whole_weights_are_converted_right_before(call, tokens, weight
 def test_a_promise_is_a_bool(call, backend):
     with pytest.raises(TypeError, match="early_weights='yes' is not a bool; pass True if"):
         call(early_weights="yes", backend=backend)
-    with FlopCounterMode(display=False), pytest.raises(TypeError, match="early_weights='yes' is no bool"):
+    with FlopCounterMode(display=False), pytest.raises(TypeError, match="early_weights='yes' is not a bool"):
         call(early_weights="yes", backend=backend)
 
 
