@@ -306,6 +306,33 @@ def test_fp8_layers_of_a_mixed_checkpoint_are_vllms(tmp_path):
         assert all(vllm_tokens.tokens(llm))
 
 
+@pytest.mark.parametrize(
+    ("kind", "layout"), [("qwen3", "modelopt"), ("qwen3", "compressed-tensors"), ("qwen3_moe", "modelopt")]
+)
+def test_a_recipe_by_type_of_layer(tmp_path, kind, layout):
+    """Experts and output layers are this package's, FP8 layers vLLM's, attention has 16 bits; tokens are transformers'."""
+    from tiny_models import EXPERTS, model_of
+
+    from nvfp4_cute.cli import main
+
+    fields = {"vocab_size": 256, "tie_word_embeddings": False} | (EXPERTS if kind == "qwen3_moe" else {})
+    model_of(kind, torch.bfloat16, **fields).save_pretrained(tmp_path / "in")
+    command = ["quantize", str(tmp_path / "in"), "--out", str(tmp_path / "m"), "--layout", layout]
+    assert main([*command, "--recipe", "nemotron"]) == 0
+    with vllm_tokens.engine(tmp_path / "m") as llm:
+        kinds = {
+            name.rpartition(".")[2]: type(m.quant_method).__name__
+            for name, m in vllm_tokens.model_of(llm).named_modules() if hasattr(m, "quant_method")
+        }  # fmt: skip
+        assert kinds["lm_head"] == "LinearMethod" and kinds["qkv_proj"] == "UnquantizedLinearMethod"
+        if kind == "qwen3":
+            assert kinds["gate_up_proj"] in ("CompressedTensorsLinearMethod", "ModelOptLinearMethod")
+        else:
+            assert "ExpertsMethod" in kinds.values()
+        got = vllm_tokens.tokens(llm)
+    check_tokens(tmp_path / "m", got, tolerance=0.5)
+
+
 def test_lora_is_refused_by_name(monkeypatch):
     from nvfp4_cute.models.vllm import config
 
@@ -322,7 +349,7 @@ def test_activations_of_w4a4_layers(monkeypatch, key, variable, expected):
     if variable:
         monkeypatch.setenv("NVFP4_CUTE_ACTIVATIONS", variable)
     assert CheckpointConfig(MODELOPT | key).activations == expected
-    with pytest.raises(ValueError, match="activations='8bit'; use one of auto, 4bit, 16bit"):
+    with pytest.raises(ValueError, match="activations='8bit'; use one of auto, 4bit, 4over6, 16bit"):
         monkeypatch.delenv("NVFP4_CUTE_ACTIVATIONS", raising=False)
         CheckpointConfig(MODELOPT | {"activations": "8bit"}).activations  # noqa: B018
 

@@ -119,7 +119,9 @@ def announced(
     is_ct = layout == "compressed-tensors"
     word = "weight_packed" if is_ct and packed else "weight"
     yield f"{name}.{word}", torch.uint8 if packed else torch.float8_e4m3fn, data
-    yield f"{name}.weight_scale", scale, recipe.weights.scale_shape(n, k, "rowmajor")
+    # ModelOpt has no dimension for K in scales of rows.
+    is_flat = recipe.weights == FP8_ROWS and layout == "modelopt"
+    yield f"{name}.weight_scale", scale, (n,) if is_flat else recipe.weights.scale_shape(n, k, "rowmajor")
     scalar: tuple[int, ...] = (1,) if is_ct else ()
     if recipe.weights == NVFP4:
         yield f"{name}.{'weight_global_scale' if is_ct else 'weight_scale_2'}", torch.float32, scalar
@@ -133,7 +135,7 @@ def tensors(weight: StoredWeight, input_scale: torch.Tensor | None, layout: str)
         yield from (weight.data.view(torch.int32), weight.scale, torch.tensor(weight.shape))
         return
     yield weight.data
-    yield weight.scale
+    yield weight.scale[:, 0] if (weight.format, layout) == (FP8, "modelopt") else weight.scale
     for factor in (weight.global_scale, input_scale):
         if factor is not None:
             yield (1 / factor).reshape(1) if layout == "compressed-tensors" else factor.reshape(())
