@@ -129,7 +129,7 @@ class Times:
 
     Source: fitted to times on an H200 (``bench.choices`` measures such). Kernels that dequantize tokens themselves: 8 to 4096
     tokens, K of 2048 to 16384. With ``decode_first``: 6,900 times of 609 problems, with a mean error of 4 to 5 %
-    (``bench/notes/2026-11-24-h200.md``).
+    (``bench/notes/2026-11-24-h200.md``). Tiles of few tokens of many groups: ``bench/notes/2026-11-29-h200-small-experts.md``.
     """
 
     launch: float = 5.1
