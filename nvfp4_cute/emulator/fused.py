@@ -264,11 +264,11 @@ class Rows:
 
     def __call__(self, warp: "Warp", columns: Sequence[Sequence[np.ndarray]]) -> list[Any]:
         """Returns the results: those of the first destination of all instructions, then those of the second one."""
+        if any(value.__class__ is not np.ndarray for column in columns for value in column):
+            return self._singly(warp)
         count, width = len(columns[0]), len(columns[0][0])
         if width > MOST_LANES:
-            for one in self._group:
-                one.step(warp)
-            return [warp.regs[one.parts[i]] for i in range(len(self._targets)) for one in self._group]
+            return self._singly(warp)
         regs = self.regs
         for slot, column in zip(self._columns, columns, strict=True):
             regs[slot] = np.concatenate(column)
@@ -278,7 +278,18 @@ class Rows:
             self.active = np.ones(count * width, bool)
             self.num_active = count * width
         self._step(self)  # type: ignore[arg-type]
-        return [row for slot in self._targets for row in regs[slot].reshape(count, width)]
+        found = [regs[slot] for slot in self._targets]
+        if any(
+            value.__class__ is not np.ndarray for value in found
+        ):  # all lanes agree, perhaps not in each row
+            return self._singly(warp)
+        return [row for value in found for row in value.reshape(count, width)]
+
+    def _singly(self, warp: "Warp") -> list[Any]:
+        """Executes the instructions one by one."""
+        for one in self._group:
+            one.step(warp)
+        return [warp.regs[one.parts[i]] for i in range(len(self._targets)) for one in self._group]
 
 
 # ---- generation ----------------------------------------------------------------------------------------------------

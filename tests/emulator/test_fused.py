@@ -1,5 +1,6 @@
 """Runs of plain instructions: the generated function leaves the same registers as the single steps."""
 
+import dataclasses
 import re
 
 import numpy as np
@@ -225,3 +226,25 @@ def test_a_failing_step_of_a_run_is_named(monkeypatch):
     code.steps[2] = code._bare[2] = fails
     with pytest.raises(EmulatorError, match=r"add.s32 %r4.*broken"):
         Machine()._run_warp(_warp(code), 1 << 10)
+
+
+def test_rows_whose_result_or_source_is_one_value_are_executed_one_by_one():
+    """Steps may find that all lanes agree, and a source may hold one value although lanes were expected."""
+    code = _code("\n".join(f"add.f32 %r{10 + i}, %r{1 + i}, %r5;" for i in range(3)))
+    plain = [code._plain(pc) for pc in range(3)]
+    one, other = _warp(code), _warp(code)
+    lanes = np.arange(32, dtype=np.float32).view(np.uint32)
+    values = {"%r1": lanes, "%r2": 0x3F800000, "%r3": lanes, "%r5": lanes}
+    _registers(one, values), _registers(other, values)
+    for each in plain:
+        each.step(one)
+    rows = fused.Rows(plain, [1, 2], [])
+    columns = [[other.regs[each.parts[i]] for each in plain] for i in (1, 2)]
+    for each, result in zip(plain, rows(other, columns), strict=True):
+        assert _equal(one.regs[each.parts[0]], result)
+    agreeing = [
+        dataclasses.replace(each, step=lambda warp, slot=each.parts[0]: warp.regs.__setitem__(slot, 7))
+        for each in plain
+    ]
+    columns = [[lanes] * 3] * 2
+    assert fused.Rows(agreeing, [1, 2], [])(other, columns) == [7, 7, 7]
