@@ -197,7 +197,7 @@ def test_choice_and_refusals():
     good = warp_mma.make_config(8, 4, 1)
     assert "use 2" in reason(replace(good, num_ab_stage=3))
     assert "use N tile 16" in reason(replace(good, cta_tile_shape_mnk=(128, 12, 128)))
-    assert "stream_k=True" in reason(replace(good, stream_k=False))
+    assert "use_warp_mma=True" in reason(replace(good, use_warp_mma=False))
     assert "M tile 128" in reason(replace(good, cta_tile_shape_mnk=(96, 8, 128)))
     assert "N tile 16" in reason(replace(good, cta_tile_shape_mnk=(64, 32, 128)))
     assert "split_k=1" in reason(replace(good, split_k=2))
