@@ -247,8 +247,8 @@ def run_judge(args: argparse.Namespace) -> int:
     from nvfp4_cute.models.quantizing.calibrate import check_text
 
     check_text(args.text)
-    folders = [local_folder(folder) for folder in (args.first, args.second)]
-    for folder in folders:
+    first, second = local_folder(args.first), local_folder(args.second)
+    for folder in (first, second):
         TensorFiles(folder)
     try:
         import transformers  # noqa: F401
@@ -256,8 +256,8 @@ def run_judge(args: argparse.Namespace) -> int:
         raise ValueError(
             'models judge runs models with transformers: pip install "nvfp4-cute[models]"'
         ) from error
-    found = judge.judge(*folders, args.text, args.tokens, args.device)
-    names = (folders[0].name, folders[1].name)
+    found = judge.judge(first, second, args.text, args.tokens, args.device)
+    names = (first.name, second.name)
     if args.report:
         judge.write(found, args.report, names, args.text)
     print(json.dumps(found.as_dict(), indent=1) if args.json else judge.page(found, names, args.text))

@@ -226,8 +226,8 @@ def _group(recipe: Recipe, targets: list[str]) -> dict[str, Any]:
     }  # fmt: skip
     if recipe.weights == FP8_ROWS:
         spec = {"num_bits": 8, "type": "float", "symmetric": True, "strategy": "channel", "dynamic": False}
-        given = spec | {"strategy": "token", "dynamic": True}
-        return {"targets": targets, "weights": spec, "input_activations": given, "output_activations": None,
+        of_tokens = spec | {"strategy": "token", "dynamic": True}
+        return {"targets": targets, "weights": spec, "input_activations": of_tokens, "output_activations": None,
                 "format": recipe.group_format}  # fmt: skip
     given = spec | {"dynamic": "local" if is_nvfp4 else True} if recipe.has_input else None
     return {"targets": targets, "weights": spec, "input_activations": given, "output_activations": None,
