@@ -2,6 +2,7 @@
 
 from contextvars import ContextVar
 
+from nvfp4_cute import private_api
 from nvfp4_cute.errors import UnsupportedProblem
 
 _of_process = False
@@ -21,6 +22,7 @@ class set_batch_invariant:  # noqa: N801, reads as torch.set_grad_enabled does
 
     Raises:
         TypeError: ``enabled`` is not a bool.
+        UnsupportedProblem: torch.compile traces the call.
 
     Example:
         >>> with nvfp4_cute.set_batch_invariant():
@@ -32,6 +34,10 @@ class set_batch_invariant:  # noqa: N801, reads as torch.set_grad_enabled does
         global _of_process
         if not isinstance(enabled, bool):
             raise TypeError(f"enabled={enabled!r} is not a bool; pass True or False")
+        if private_api.is_traced():  # a graph keeps the operations, and would set the flag only after them
+            raise UnsupportedProblem(
+                "set_batch_invariant in a function that torch.compile traces: call it before the compiled function"
+            )
         self._before, _of_process = _of_process, enabled
 
     def __enter__(self) -> "set_batch_invariant":
@@ -67,4 +73,14 @@ def refuse_found_scales() -> None:
         raise UnsupportedProblem(
             'input_scale="auto" is computed from all rows, so a row\'s bits would depend on the others; pass a calibrated number '
             "as input_scale, None for 1, or 16-bit activations"
+        )
+
+
+def refuse_product_of_torch(option: str) -> None:
+    """Raises UnsupportedProblem if a batch-invariant layer would multiply in torch, as ``option`` asks for."""
+    # A graph of torch.compile cannot read a ContextVar, and no single call in it decides.
+    if _of_process if private_api.is_traced() else is_batch_invariant():
+        raise UnsupportedProblem(
+            f"{option} multiplies in torch, whose order of sums depends on the number of rows; make a batch-invariant layer without "
+            "this option"
         )

@@ -7,6 +7,7 @@ import torch
 
 from nvfp4_cute import env
 from nvfp4_cute.backends.calls import watching_chains
+from nvfp4_cute.batch_invariance import is_batch_invariant
 from nvfp4_cute.launch import prepared
 from nvfp4_cute.launch.prepared_chain import PreparedChain
 from nvfp4_cute.operands.group_sizes import is_debugging
@@ -57,11 +58,12 @@ class LastChains:
         """Calls ``run(*arguments)``, or launches its only chain at once if that was launched before.
 
         Args:
-            settings: everything that determines how ``run`` computes, except tensors and the environment; hashable.
+            settings: everything that determines how ``run`` computes, except tensors, the environment and batch
+                invariance; hashable.
             tensors: all tensors that ``run`` reads, in the order of the chain's inputs. A chain that reads a converted
                 copy of one of them is not kept.
         """
-        settings += (len(tensors), env.backend(), is_debugging())
+        settings += (len(tensors), env.backend(), is_debugging(), is_batch_invariant())
         calls = prepared.of_thread()
         for kept in self._kept:
             if kept.settings == settings and kept.calls is calls and kept.guards.check(*tensors):

@@ -216,8 +216,8 @@ class LocalExperts:
         second = (mean_rows, hidden, width), dtype, None
         a_format = None if self.row_format is None else self._a_format
         return (
-            config_of_mean(name, device, self.count, *first, a_format, self.w13.format),
-            config_of_mean(name, device, self.count, *second, a_format, self.w2.format),
+            config_of_mean(name, device, self.count, *first, a_format, self.w13.format, is_batch_invariant()),
+            config_of_mean(name, device, self.count, *second, a_format, self.w2.format, is_batch_invariant()),
         )
 
     def _two_launches(self, data, scale, ids, order, dtype, first_expert, backend, config) -> Any:
@@ -248,6 +248,7 @@ def config_of_mean(
     gate: Gate | None,
     a_format: BlockFormat | None = NVFP4_FORMAT,
     b_format: BlockFormat = NVFP4_FORMAT,
+    batch_invariant: bool = False,
 ) -> KernelConfig:
     """Returns the tuned or chosen config for experts with a mean number of rows.
 
@@ -260,6 +261,7 @@ def config_of_mean(
         gate: gate of a dual GEMM, or None.
         a_format: format of the rows; None for 16 bits.
         b_format: format of the weights.
+        batch_invariant: see ``GroupedProblem``.
 
     Raises UnsupportedTarget or UnsupportedProblem if no kernel multiplies the formats.
     """
@@ -270,10 +272,10 @@ def config_of_mean(
     sizes = (mean,) * experts
     if a_format is None:
         num_b = num_weights(gate is not None, dual.get("weight_layout", "separate"))
-        return choose_weight_only(
-            gpu.arch, sizes, gpu.num_sms, num_b, True, b_format, int(is_batch_invariant())
-        )
-    problem = GroupedProblem(sizes, "ragged", dtype, a_format=a_format, b_format=b_format, **dual)
+        return choose_weight_only(gpu.arch, sizes, gpu.num_sms, num_b, True, b_format, int(batch_invariant))
+    problem = GroupedProblem(
+        sizes, "ragged", dtype, a_format=a_format, b_format=b_format, batch_invariant=batch_invariant, **dual
+    )
     return tuned.find(problem, gpu) or config_of(problem, gpu.arch, gpu.num_sms)
 
 

@@ -8,6 +8,7 @@ from torch.nn import functional
 
 from nvfp4_cute import backends, private_api
 from nvfp4_cute.backends.last_chains import LastChains
+from nvfp4_cute.batch_invariance import refuse_product_of_torch
 from nvfp4_cute.errors import UnsupportedProblem
 from nvfp4_cute.formats.block_format import INT8, MXFP4, NVFP4, BlockFormat, FP8_128x128, as_format
 from nvfp4_cute.formats.block_scaled import BlockScaledTensor, NVFP4Tensor
@@ -297,6 +298,7 @@ class QuantizedLinear(state.Picklable):
     def product(self, x: torch.Tensor) -> torch.Tensor:
         """Computes ``forward`` of this layer alone, without the layers that read the same input."""
         if self.pre_decode:
+            refuse_product_of_torch("pre_decode=True")
             self.bias_now()
             return functional.linear(x, self._fresh(), self.bias)
         if not self._is_nvfp4:

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 import torch
 
 from nvfp4_cute.backends.calls import chain
-from nvfp4_cute.batch_invariance import refuse_found_scales
+from nvfp4_cute.batch_invariance import is_batch_invariant, refuse_found_scales
 from nvfp4_cute.formats.block_format import TMA_ALIGN_BYTES, format_named
 from nvfp4_cute.formats.block_scaled import BlockScaledTensor
 from nvfp4_cute.nn.activations import Mode
@@ -170,7 +170,7 @@ def _gated_product(
         q = quantize(x, format=format, global_scale=input_global_scale, backend=backend)
     sides["early_weights"] = True
     first = (q.data, gate.data, up.data, q.scale, gate.scale, up.scale, gate.alpha, up.alpha)
-    if not finds_hidden_scale and len(x) <= QUANTIZED_HIDDEN_ROWS:
+    if not finds_hidden_scale and len(x) <= QUANTIZED_HIDDEN_ROWS and not is_batch_invariant():
         hidden = dual_gemm(*first, out_dtype=mode, out_global_scale=hidden_global_scale, **sides)
         return gemm(
             hidden.data, down.data, hidden.scale, down.scale, down.alpha,

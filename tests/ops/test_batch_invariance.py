@@ -2,6 +2,7 @@
 
 import random
 import sys
+from contextlib import contextmanager
 from types import SimpleNamespace
 
 import pytest
@@ -20,9 +21,14 @@ from nvfp4_cute import (
     route,
     set_batch_invariant,
 )
+from nvfp4_cute.backends import last_chains
+from nvfp4_cute.backends.last_chains import LastChains
 from nvfp4_cute.batch_invariance import is_batch_invariant
 from nvfp4_cute.errors import ConfigError, UnsupportedProblem
+from nvfp4_cute.experts.products import LocalExperts
 from nvfp4_cute.launch.plan import config_of
+from nvfp4_cute.nn.gated_mlp import GatedMLP
+from nvfp4_cute.nn.products import QUANTIZED_HIDDEN_ROWS
 from nvfp4_cute.planning.arch import ARCHS, WEIGHT_ONLY_ARCHS, choose_weight_only
 from nvfp4_cute.problem import GroupedProblem
 
@@ -180,3 +186,70 @@ def test_vllm_switches_it_on(monkeypatch):
         monkeypatch.setenv("VLLM_BATCH_INVARIANT", "1")
         vllm.register()
         assert is_batch_invariant()
+
+
+def test_a_layer_quantizes_hidden_rows_in_one_way():
+    parts = [quantize(normal(64, 64, seed=seed)) for seed in (1, 2, 3)]
+    layer = GatedMLP(
+        *(QuantizedLinear.from_quantized(w, activations="nvfp4", input_scale=None, backend="reference") for w in parts),
+        torch.nn.functional.silu, "silu",
+    )  # fmt: skip
+    x = normal(QUANTIZED_HIDDEN_ROWS + 1, 64)
+    assert torch.equal(layer(x[:-1]), layer(x)[:-1])
+
+
+def test_a_layer_repeats_no_chain_of_the_other_mode(monkeypatch):
+    x, result, ran = torch.zeros(4), torch.zeros(4), []
+
+    class Chain:
+        def launch(self, tensors, result):
+            return True
+
+    @contextmanager
+    def watching():
+        yield [(Chain(), [x], result)]
+
+    def run(x):
+        ran.append(is_batch_invariant())
+        return result
+
+    monkeypatch.setattr(last_chains, "watching_chains", watching)
+    layer = LastChains()
+    for enabled in (False, False, True):
+        with set_batch_invariant(enabled):
+            layer.call((), [x], run, x)
+    assert ran == [False, True]
+
+
+def test_configs_for_mean_rows_are_not_those_of_the_other_mode():
+    w13, w2 = quantize(normal(2, 256, 2048, seed=1)), quantize(normal(2, 2048, 128, seed=2))
+    how = {"activation": "silu", "limit": None, "weight_layout": "concatenated"}
+    none = dict.fromkeys(("input_scale", "hidden_scale", "alpha13", "alpha2", "bias13"))
+    experts = LocalExperts.of(normal(1, 2048), w13, w2, activations="16bit", **how, **none)
+    divides = []
+    for enabled in (False, True):
+        with set_batch_invariant(enabled):
+            configs = experts._configs(1, torch.bfloat16, "emulator:sm_90a", w2.data.device)
+        divides.append(not all(config.adds_parts(1) for config in configs))
+    assert divides == [True, False]
+
+
+def test_a_traced_function_does_not_switch_it_on():
+    def traced(x):
+        with set_batch_invariant():
+            return x + 1
+
+    with pytest.raises(UnsupportedProblem, match="torch.compile"):
+        torch.compile(traced, backend="eager")(torch.zeros(1))
+
+
+def test_products_of_torch_are_refused():
+    layer = QuantizedLinear.from_linear(torch.nn.Linear(64, 32), activations="16bit", pre_decode=True)
+    with pytest.raises(UnsupportedProblem, match="pre_decode"):
+        layer(torch.zeros(1, 64))
+    compiled = torch.compile(layer, backend="eager", fullgraph=True)
+    with set_batch_invariant(False):
+        layer(torch.zeros(1, 64))
+        compiled(torch.zeros(1, 64))
+    with pytest.raises(Exception, match="pre_decode"):
+        compiled(torch.zeros(1, 64))
