@@ -81,6 +81,5 @@ def refuse_product_of_torch(option: str) -> None:
     # A graph of torch.compile cannot read a ContextVar, and no single call in it decides.
     if _of_process if private_api.is_traced() else is_batch_invariant():
         raise UnsupportedProblem(
-            f"{option} multiplies in torch, whose order of sums depends on the number of rows; make a batch-invariant layer without "
-            "this option"
+            f"{option} multiplies in torch, whose order of sums depends on the number of rows; make the layer without it"
         )
