@@ -1,8 +1,9 @@
 """Tensor parallelism of a layer of experts: every rank of a group holds a share of the width of every expert.
 
 All ranks pass the same tokens. Each computes a layer of width I / R; only rank 0 adds ``bias2`` and ``shared``. An all-reduce
-in float32 adds up the results. No token moves, and all ranks have the same work however skewed the routing is. Partial results
-are rounded to x's dtype, and the sum is rounded once more, so all ranks get equal bits, but not those of one GPU.
+in float32 adds up the results; with ``batch_invariant``, more than two ranks gather them instead. No token moves, and all ranks
+have the same work however skewed the routing is. Partial results are rounded to x's dtype, and the sum is rounded once more, so
+all ranks get equal bits, but not those of one GPU.
 """
 
 from collections.abc import Callable
@@ -10,6 +11,7 @@ from collections.abc import Callable
 import torch
 import torch.distributed as dist
 
+from nvfp4_cute.batch_invariance import is_batch_invariant
 from nvfp4_cute.errors import UnsupportedTarget
 from nvfp4_cute.experts.board import exchange
 from nvfp4_cute.experts.exchange import agree
@@ -97,5 +99,12 @@ def add_shares(
 
 def _summed(y: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
     total = y.float()
+    ranks = dist.get_world_size(group)
+    if (
+        is_batch_invariant() and ranks > 2
+    ):  # an all-reduce may add up in an order that depends on a row's place in the buffer
+        shares = [torch.empty_like(total) for _ in range(ranks)]
+        dist.all_gather(shares, total.contiguous(), group=group)
+        return sum(shares[1:], shares[0]).to(y.dtype)
     dist.all_reduce(total, group=group)
     return total.to(y.dtype)

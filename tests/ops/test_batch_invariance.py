@@ -25,6 +25,7 @@ from nvfp4_cute.backends import last_chains
 from nvfp4_cute.backends.last_chains import LastChains
 from nvfp4_cute.batch_invariance import is_batch_invariant
 from nvfp4_cute.errors import ConfigError, UnsupportedProblem
+from nvfp4_cute.experts import tensor_parallel
 from nvfp4_cute.experts.products import LocalExperts
 from nvfp4_cute.launch.plan import config_of
 from nvfp4_cute.nn.gated_mlp import GatedMLP
@@ -253,3 +254,24 @@ def test_products_of_torch_are_refused():
         compiled(torch.zeros(1, 64))
     with pytest.raises(Exception, match="pre_decode"):
         compiled(torch.zeros(1, 64))
+
+
+def test_shares_of_ranks_are_added_in_their_order(monkeypatch):
+    shares = [torch.full((1, 2), value) for value in (1e8, -1e8, 1.0)]
+
+    def all_gather(found, own, group):
+        for place, share in zip(found, shares, strict=True):
+            place.copy_(share)
+
+    def all_reduce(total, group):
+        total.copy_(shares[0] + (shares[1] + shares[2]))
+
+    for name, fake in (
+        ("get_world_size", lambda group: 3),
+        ("all_gather", all_gather),
+        ("all_reduce", all_reduce),
+    ):
+        monkeypatch.setattr(tensor_parallel.dist, name, fake)
+    assert torch.equal(tensor_parallel._summed(shares[0], None), torch.ones(1, 2))
+    with set_batch_invariant(False):
+        assert torch.equal(tensor_parallel._summed(shares[0], None), torch.zeros(1, 2))
