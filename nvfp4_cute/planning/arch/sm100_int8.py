@@ -107,6 +107,7 @@ def choose(problem: GroupedProblem, num_sms: int) -> KernelConfig:
         num_sms: SMs of the device.
     """
     live = [size for size in problem.sizes if min(size) > 0]
+    # Batch-invariant problems may also split K: sums of int32 are exact in any order.
     return min(CANDIDATES, key=lambda c: (_modelled_cycles(live, c, num_sms), c.swap_ab == c.use_2cta_instrs))
 
 
