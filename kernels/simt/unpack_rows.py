@@ -106,6 +106,9 @@ class UnpackRowsKernel:
                 low, high = load_words(address + operands.values + block * OUTPUT_BYTES, 2, self.load_row)
                 if block % 4 == 0:
                     scales = load_words(address + operands.scales + block, 1, self.load_row)[0]
+                    # Nobody writes what follows a row's last scale, and a GEMM multiplies scales of padding columns by zeros.
+                    absent = cutlass.max(block + 4 - results.k_blocks, Int32(0))
+                    scales = scales & (Uint32(0xFFFFFFFF) >> Uint32(absent * 8))
             choices = self.choices(operands, source, work, chunk)
             for k in cutlass.range(operands.top_k, unroll=1):
                 goal, goal_place = (cute.arch.shuffle_sync(x, k) for x in (choices.row, choices.place))

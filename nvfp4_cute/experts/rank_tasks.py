@@ -9,7 +9,7 @@ from nvfp4_cute.experts.keys import CollectRowsKey, PackRowsKey, RankChoicesKey,
 from nvfp4_cute.experts.permutation import PermuteTask
 from nvfp4_cute.experts.signals import Wait
 from nvfp4_cute.formats import block_scaled
-from nvfp4_cute.formats.block_format import ATOM_COLS, ATOM_ROWS
+from nvfp4_cute.formats.block_format import ATOM_COLS, ATOM_ROWS, NVFP4
 from nvfp4_cute.gpus.targets import Gpu
 from nvfp4_cute.launch.table_task import TableTask
 from nvfp4_cute.launch_table import CollectRows, PackRows, RankChoices, UnpackRows
@@ -224,7 +224,7 @@ class UnpackTask(TableTask):
         return self.rows.numel() == 0
 
     def reference(self) -> None:
-        """Copies rows by index, with scales as words of four blocks."""
+        """Copies rows by index, with scales as words of four blocks, and zeros after the last block."""
         if self.finds_order:
             order = (self.ids, self.offs, self.slots, self.rows, self.places)
             waits = (self.host_fault, self.header, self.wait)
@@ -232,7 +232,8 @@ class UnpackTask(TableTask):
         sources, choices = (self.rows >= 0).nonzero(as_tuple=True)
         rows, places = self.rows[sources, choices].long(), self.places[sources, choices].long()
         self.data[rows] = self.came[sources, self.values : self.values + self.data.shape[1]]
-        words = self.came[:, self.scales : self.scales + self.scale.shape[1] * ATOM_COLS].contiguous()
+        words = self.came[:, self.scales : self.scales + self.scale.shape[1] * ATOM_COLS].clone()
+        words[:, self.data.shape[1] * 2 // NVFP4.block_k :] = 0
         atom, inside = places // ATOM_ROWS, places % ATOM_ROWS
         blocked = self.scale.view(torch.int32)
         blocked[atom, :, inside % 32, inside // 32, 0] = words.view(torch.int32)[sources]

@@ -204,7 +204,7 @@ def test_a_rounding_that_there_is_not_is_refused_on_every_way(backend, global_sc
         quantize(x, global_scale=global_scale, scale_rounding="even", backend=backend)
     with pytest.raises(ValueError, match="scale_rounding='even' is neither"):
         quantize(x[0], global_scale=global_scale, scale_rounding="even", backend=backend)
-    with pytest.raises(ValueError, match='"down" of NVFP4, whose scales are no powers of two'):
+    with pytest.raises(ValueError, match='"down" of NVFP4, whose scales are not powers of two'):
         quantize(x, global_scale=global_scale, scale_rounding="down", backend=backend)
     with pytest.raises(ValueError, match='"down" of NVFP4'):
         grouped_quantize(x[0], torch.tensor([8], dtype=torch.int32), scale_rounding="down", backend=backend)

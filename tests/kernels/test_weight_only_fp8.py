@@ -88,7 +88,7 @@ def test_what_is_refused():
         on_parts.grouped_gemm([x], [w], out_dtype="nvfp4", **options)
     with pytest.raises(ValueError, match="K=160 is not a positive multiple of 128"):
         on_parts.gemm(x[:, :160], w.data[:, :160], None, w.scale, b_format=nv.FP8_128x128, **options)
-    with pytest.raises(TypeError, match="^b_format='fp8' is no BlockFormat"):
+    with pytest.raises(TypeError, match="^b_format='fp8' is not a BlockFormat"):
         on_parts.gemm(x, w.data, None, w.scale, b_format="fp8", **options)
 
 

@@ -163,7 +163,7 @@ def test_operation_chooses_and_computes():
 def test_float16_is_refused():
     x, w = torch.zeros(4, 64, dtype=torch.float16), quantize(torch.zeros(8, 64), format=MXFP4)
     for call in (lambda: gemm(x, w, backend=EMULATED), lambda: grouped_gemm([x], [w], backend=EMULATED)):
-        with pytest.raises(UnsupportedProblem, match="a is float16 beside MXFP4 weights.*pass bfloat16 a"):
+        with pytest.raises(UnsupportedProblem, match="a is float16 with MXFP4 weights.*pass bfloat16 a"):
             call()
 
 

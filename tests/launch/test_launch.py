@@ -92,7 +92,7 @@ def test_more_groups_than_parameters_hold_are_refused():
 def test_a_config_is_estimated_once_for_equal_problems(monkeypatch):
     """Calls that are not prepared, such as those with concatenated weights, look up the estimate every time."""
     estimated = []
-    monkeypatch.setattr(plan, "config_for_mean", lambda *args: estimated.append(args) or KernelConfig())
+    monkeypatch.setattr(plan, "choose_config", lambda *args: estimated.append(args) or KernelConfig())
     plan.config_of.cache_clear()
     for n in (256, 256, 512):
         plan.config_of(GroupedProblem(((4, n, 512),) * 3, "ragged"), "sm_90a", 132)
