@@ -41,7 +41,13 @@ EMULATED = ("sm_90a", "sm_100a", "sm_120a")
 
 
 def normal(*shape, seed=0):
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).bfloat16()
+    """Normal values; blocks of 16 have magnitudes of 2^-6 to 2^6, so that sums of NVFP4 products are not exact in float32."""
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(*shape, generator=generator)
+    if shape[-1] % 16 == 0:
+        exponents = torch.randint(-6, 7, (*shape[:-1], shape[-1] // 16), generator=generator)
+        x *= (2.0**exponents).repeat_interleave(16, -1)
+    return x.bfloat16()
 
 
 def rows_of(x, format):
@@ -62,7 +68,7 @@ def invariant():
 @pytest.mark.sampled(4)
 @pytest.mark.parametrize("arch", EMULATED)
 @pytest.mark.parametrize("pair", PAIRS)
-@pytest.mark.parametrize("rows", [20, 150])
+@pytest.mark.parametrize("rows", [20, pytest.param(150, marks=pytest.mark.slow)])
 def test_a_row_alone_and_among_others(arch, pair, rows):
     a_format, b_format = PAIRS[pair]
     x, w = normal(rows, K), quantize(normal(N, K, seed=1), format=b_format)
@@ -94,7 +100,7 @@ def test_a_row_of_a_group(arch, pair):
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("arch", EMULATED)
 def test_a_token_of_a_layer(arch):
-    experts, hidden, width, top_k = 4, 256, 128, 2
+    experts, hidden, width, top_k = 4, 128, 64, 2
     w13, w2 = (
         quantize(normal(experts, 2 * width, hidden, seed=1)),
         quantize(normal(experts, hidden, width, seed=2)),
