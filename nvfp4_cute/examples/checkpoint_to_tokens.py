@@ -28,7 +28,11 @@ def main(arguments: list[str] | None = None) -> list[int]:
         tokenizer = AutoTokenizer.from_pretrained(args.folder)
     except (OSError, ValueError):
         tokenizer = None
-    prompt = tokenizer(args.prompt, return_tensors="pt").input_ids if tokenizer else torch.tensor([[1]])
+    prompt = (
+        tokenizer(args.prompt, return_tensors="pt").input_ids.long() if tokenizer else torch.tensor([[1]])
+    )
+    if not prompt.numel():  # transformers may make a tokenizer without words where a folder has none
+        tokenizer, prompt = None, torch.tensor([[1]])
     out = model.generate(prompt.to(device), max_new_tokens=args.tokens, do_sample=False, use_cache=True)[0]
     print(tokenizer.decode(out, skip_special_tokens=True) if tokenizer else out.tolist())
     return out.tolist()
