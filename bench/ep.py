@@ -67,8 +67,8 @@ PUSHED = ("send", "receive", "products", "give", "sum")
 EXCHANGED = ("pack", "dispatch", "unpack", "products", "collect", "combine", "sum")
 PUSHED_RATES = (
     '"Send" and "give" store straight into the memory of other ranks, so their rates may exceed that of NCCL, which copies '
-    "through buffers of its own. The links set the limit: 450 GB/s in each direction on an H100 or H200, of which copies reach "
-    "370 to 391.\n"
+    "through buffers of its own. The links set the limit: 450 GB/s in each direction on an H100 or H200. Copies reach "
+    "370 to 391 GB/s.\n"
 )
 LAYERS = ("exact", "host", "capacity", "NCCL exact", "NCCL capacity", "one GPU")
 HOST_CALLS = 50

@@ -308,7 +308,7 @@ def run_one(
     timeout: float,
     cores: "Queue[int] | None" = None,
 ) -> Result:
-    """Runs one script in a separate process. `timeout`: seconds of wall time. `cores`: free cores, of which it gets one."""
+    """Runs one script in a separate process. `timeout`: seconds of wall time. `cores`: free cores; the script gets one."""
     command = _command(case, setting, folder, sm_count)
     core = None if cores is None else cores.get()
     with tempfile.TemporaryFile("w+") as output:

@@ -15,7 +15,7 @@ from nvfp4_cute.bench.models.random_model import Way, random_model
 from nvfp4_cute.terminal import Progress
 
 WARM_UPS = 3
-REPEATS = 5  # repetitions of prefill, of which the median counts
+REPEATS = 5  # repetitions of prefill; the result is their median
 EAGER_STEPS = 16  # timed steps, with a wait after each
 SPARE_TOKENS = 64  # room in the cache for these steps, and for warming up
 

@@ -147,7 +147,7 @@ class DeviceGroups:
     def _skip(self, tile_idx: Int32, tile_shape_mnk: cutlass.Constexpr) -> tuple:
         """Returns the first group of the window with a tile, or an index past the last group, and all earlier tiles and blocks.
 
-        Adds up whole windows, several of which are read together: a scan per window takes longer where many groups lie before
+        Adds up whole windows and reads several of them together: a scan per window takes longer where many groups lie before
         the tile. Few groups are left to ``_seek``.
         """
         first_group, tiles, blocks = Int32(0), Int32(0), Int32(0)

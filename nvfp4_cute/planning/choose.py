@@ -52,28 +52,6 @@ def of_rounded_rows(problem: GroupedProblem) -> GroupedProblem:
     return replace(problem, sizes=((rounded_rows(m), n, k),) * len(problem.sizes))
 
 
-def config_for_mean(
-    arch: str,
-    num_sms: int,
-    num_groups: int,
-    mean: tuple[int, int, int],
-    gate: Gate | None = None,
-    out_format: BlockFormat | None = None,
-    is_ragged: bool = True,
-    formats: Formats = NVFP4_PAIR,
-    num_rows: int | None = None,
-) -> KernelConfig:
-    """Returns the config of a problem whose group sizes only the device knows.
-
-    Args:
-        mean, gate, out_format, is_ragged, formats, num_rows: see :func:`problem_of_mean`.
-
-    Raises the errors of ``choose_config``.
-    """
-    problem = problem_of_mean(num_groups, mean, gate, out_format, is_ragged, formats, num_rows)
-    return choose_config(problem, arch, num_sms)
-
-
 def problem_of_mean(
     num_groups: int,
     mean: tuple[int, int, int],

@@ -401,7 +401,8 @@ def test_chosen_configs_are_those_of_grouped_gemm():
     first = lambda case: autotune.candidates(choices.request_of(case, gpu))[0]
     assert first(one) == choose.choose_config(GroupedProblem(one.sizes), "sm_90a", 132)
     groups, n, k = choices.EXPERTS[-1]
-    assert first(ragged) == choose.config_for_mean("sm_90a", 132, groups, (24, n, k))
+    mean = choose.problem_of_mean(groups, (24, n, k))
+    assert first(ragged) == choose.choose_config(mean, "sm_90a", 132)
 
 
 @pytest.mark.sampled(1)

@@ -16,7 +16,7 @@ from nvfp4_cute.launch import grouped
 from nvfp4_cute.planning.arch import ARCHS, FAMILIES, family_of, fp8, is_weight_only, simt, sm90
 from nvfp4_cute.planning.arch.sm100 import limits as sm100
 from nvfp4_cute.planning.arch.sm100.choosing import config_for_rows, estimates
-from nvfp4_cute.planning.choose import candidates, choose_config, config_for_mean, explain, ranked
+from nvfp4_cute.planning.choose import candidates, choose_config, explain, problem_of_mean, ranked
 from nvfp4_cute.planning.config import KernelConfig
 from nvfp4_cute.planning.schedule import make_schedule
 from nvfp4_cute.problem import GroupedProblem
@@ -28,6 +28,10 @@ NUM_SMS = 148
 
 def problem(sizes, out_m_major=False):
     return GroupedProblem(tuple(sizes), "list", torch.float16, False, out_m_major)
+
+
+def config_for_mean(arch, num_sms, *groups_and_mean, **options):
+    return choose_config(problem_of_mean(*groups_and_mean, **options), arch, num_sms)
 
 
 @pytest.mark.parametrize("config", sm100.CANDIDATES, ids=str)
