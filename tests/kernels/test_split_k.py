@@ -12,7 +12,7 @@ from oracle import bits
 from nvfp4_cute import KernelConfig
 from nvfp4_cute.backends.emulator import observe
 from nvfp4_cute.gpus.targets import B200
-from nvfp4_cute.planning.choose import config_for_mean
+from nvfp4_cute.planning.choose import choose_config, problem_of_mean
 
 # Fewer K tiles than CTAs, several tiles per cluster, and columns whose sums no CTA of the cluster has to add.
 SIZES = {
@@ -78,7 +78,7 @@ def test_sizes_on_the_device(arch, form, chosen, mode):
 def test_few_tiles_are_split_unasked_where_the_device_knows_the_sizes(form):
     rows, n, k = (5, 0, 9), 136, 4096
     mean = -(-sum(rows) // len(rows)) if form == "ragged" else max(rows)
-    assert config_for_mean(B200.arch, B200.num_sms, len(rows), (mean, n, k)).split_k > 1
+    assert choose_config(problem_of_mean(len(rows), (mean, n, k)), B200.arch, B200.num_sms).split_k > 1
     arguments = device_groups_check.operands(form, rows, n=n, k=k, slack=0)
     expected = device_groups_check.run(arguments, "reference")
     with observe(mode="random:2", check=True):
