@@ -56,9 +56,10 @@ def be_readable() -> None:
 
 
 def confine(folders: Iterable[Path]) -> bool:
-    """Lets this process and its children write only below `folders` and /dev.
+    """Lets this process and its children write only below `folders`, to /dev, and to files of /proc.
 
-    They can also no longer signal, trace or read processes outside of their own.
+    They can also no longer signal, trace or read processes outside of their own, so of /proc they change themselves and,
+    if they are root, settings of the system.
 
     Returns:
         Whether the kernel supports it: Linux 5.13 and later with Landlock enabled; signals from Linux 6.12 on.
@@ -73,10 +74,13 @@ def confine(folders: Iterable[Path]) -> bool:
     if rules < 0:
         return False
     try:
-        for folder in {Path("/dev"), *folders}:
+        # cuInit names its threads in /proc/self/task/*/comm, and fails with error 304 if it cannot. /proc/self is another
+        # folder in each process, so the rule is for all of /proc.
+        for folder in {Path("/dev"), Path("/proc"), *folders}:
             with contextlib.suppress(FileNotFoundError):
                 descriptor = os.open(folder, os.O_PATH | os.O_CLOEXEC)
-                granted = rights if folder.is_dir() else rights & _FILE_RIGHTS
+                only_files = folder == Path("/proc") or not folder.is_dir()
+                granted = rights & _FILE_RIGHTS if only_files else rights
                 rule = _Beneath(granted, descriptor)
                 _libc.syscall(_ADD_RULE, rules, _PATH_BENEATH, ctypes.byref(rule), 0)
                 os.close(descriptor)

@@ -106,6 +106,29 @@ def _has_landlock(signals: bool) -> bool:
     return contain._libc.syscall(444, None, 0, 1) >= (6 if signals else 1)
 
 
+CONFINED = """
+import os, sys, threading
+open(f"/proc/self/task/{threading.get_native_id()}/comm", "w").write("named")
+for path in (f"/proc/{os.getppid()}/mem", sys.argv[1]):
+    try:
+        open(path, "r+b")
+    except PermissionError:
+        print("refused")
+"""
+
+
+@pytest.mark.skipif(not _has_landlock(signals=False), reason="the kernel has no Landlock")
+def test_a_confined_process_names_its_threads(tmp_path):
+    """CUDA's driver does so through /proc when it starts. Memory of the parent and other files are refused."""
+    folder, file = tmp_path / "own", tmp_path / "file"
+    folder.mkdir(), file.touch()
+    command = [sys.executable, "-c", CONFINED, str(file)]
+    done = subprocess.run(
+        command, preexec_fn=lambda: contain.confine([folder]), capture_output=True, text=True, check=True
+    )
+    assert done.stdout.split() == ["refused", "refused"]
+
+
 def test_times_are_kept_where_the_submission_cannot_reach_them(verdict):
     """A list that the submission extends does not change times. A case after one whose process ended is also judged."""
     text = FIND + (
