@@ -4,9 +4,9 @@ from typing import Any, get_args
 
 import torch
 
-from nvfp4_cute.formats.block_format import BlockFormat, as_format
+from nvfp4_cute.formats.block_format import BlockFormat, as_format, format_named
 from nvfp4_cute.operands import rules as checks
-from nvfp4_cute.problem import ResultName, result_format
+from nvfp4_cute.problem import ResultName
 
 ID_DTYPES = (torch.int32, torch.int64)
 ROW_FORMATS = get_args(ResultName)
@@ -76,26 +76,29 @@ def check_row_format(format: BlockFormat, **global_scales: Any) -> None:
         raise ValueError(
             f"format={format.name} is none of rows of experts; use one of {', '.join(ROW_FORMATS)}"
         )
-    for name, scale in global_scales.items():
-        if scale is not None and not format.has_global_scale:
-            raise ValueError(f"{name} with rows of {format.title}, which have no global scale; leave it out")
+    _check_global_scales(format, global_scales)
 
 
 def check_row_scales(activations: str, **global_scales: Any) -> None:
-    """Raises ValueError for global scales of rows without them: 16-bit rows and rows in MX formats.
+    """Raises ValueError for global scales of rows that have none: 16-bit rows, and formats other than NVFP4.
 
     Args:
         activations: see ``moe``.
         global_scales: by the caller's argument names; None where not given.
     """
-    row_format = result_format(activations)
-    if row_format is not None:
-        return check_row_format(row_format, **global_scales)
+    if activations != "16bit":
+        return _check_global_scales(format_named(activations), global_scales)
     for name, scale in global_scales.items():
         if scale is not None:
             raise ValueError(
                 f"{name} with activations={activations!r}, which quantizes no rows; leave it out"
             )
+
+
+def _check_global_scales(format: BlockFormat, global_scales: dict[str, Any]) -> None:
+    for name, scale in global_scales.items():
+        if scale is not None and not format.has_global_scale:
+            raise ValueError(f"{name} with rows of {format.title}, which have no global scale; leave it out")
 
 
 def check_row_pitch(letter: str, k: int) -> None:

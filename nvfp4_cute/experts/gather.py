@@ -24,6 +24,7 @@ from nvfp4_cute.launch.table_task import TableTask
 from nvfp4_cute.launch_table import GatherQuantize
 from nvfp4_cute.operands import rules as checks
 from nvfp4_cute.operands.results import as_results
+from nvfp4_cute.ops.quantize import quantize
 from nvfp4_cute.planning.arch.simt import FEW_SLOTS, WARP_SIZE
 
 MAX_WORK = 2**31 - 1
@@ -119,12 +120,25 @@ def gather_as(
     first_expert: int = 0,
     backend: str = "auto",
 ) -> tuple[torch.Tensor, torch.Tensor | None, Permutation]:
-    """Calls ``gather_quantize`` with a format, or ``gather``, whose scale is None, without one."""
+    """Calls ``gather_quantize`` with a format, or ``gather``, whose scale is None, without one.
+
+    Rows of formats whose scales have no blocks of rows are quantized in a launch after ``gather``.
+    """
     where: Any = {"first_expert": first_expert, "backend": backend}
-    if format is None:
+    if format is None or format.scale_layout == "rowmajor":
         data, order = gather(x, ids, num_experts, **where)
-        return data, None, order
+        return (*quantize_rows(data, format, backend), order)
     return gather_quantize(x, ids, num_experts, format=format, global_scale=global_scale, **where)
+
+
+def quantize_rows(
+    rows: torch.Tensor, format: BlockFormat | None, backend: str
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Returns data and scales of ``rows``; without a format, the rows themselves and None."""
+    if format is None:
+        return rows, None
+    made = quantize(rows, format=format, backend=backend)
+    return made.data, made.scale
 
 
 def _check(

@@ -55,7 +55,8 @@ def moe(
     twice, the second product's rows to ``x``'s dtype, and the result.
 
     With ``activations="16bit"`` rows stay in ``x``'s dtype (W4A16), and ``gather``, products of 16-bit rows, and ``activate``
-    replace the steps that quantize. There are kernels for sm_90a.
+    replace the steps that quantize. There are kernels for sm_90a. With "fp8_1x128" and "int8" a launch after ``gather`` and one
+    after the activation quantize rows; hidden rows are in float32 before, unless the first product quantizes them.
 
     Args:
         x: float16 or bfloat16 [T, H], H a multiple of 32.
@@ -66,9 +67,10 @@ def moe(
             With bfloat16 rows also MXFP4 or MXFP8 in a BlockScaledTensor or ExpertWeights. With any 16-bit rows also int4,
             FP8_128x128 or INT8 in a BlockScaledTensor.
         w2: weights of the second product in the same types, [E, H, I].
-        activations: format of the rows of both products: "nvfp4", "mxfp4", "mxfp8_e4m3", "mxfp8_e5m2" or "16bit". The weights'
-            format must have a product with it: MXFP4 and MXFP8 go with rows of either. Ranks of a group send 16-bit rows to
-            each other, or NVFP4 rows if all experts quantize alike.
+        activations: format of the rows of both products: "nvfp4", "mxfp4", "mxfp8_e4m3", "mxfp8_e5m2", "fp8_1x128", "int8" or
+            "16bit". The weights' format must have a product with it: MXFP4 and MXFP8 go with rows of either, FP8_128x128 with
+            "fp8_1x128", INT8 with "int8". Ranks of a group send 16-bit rows to each other, or NVFP4 rows if all experts
+            quantize alike.
         activation: "silu", "gelu_tanh", "relu2" or "swiglu_oai" (gpt-oss); see ``grouped_dual_gemm``.
         limit: clamps the gate to at most ``limit`` and up to [-limit, limit].
         weight_layout: order of w13's rows: "concatenated" [gate; up], "interleaved" with alternating rows, "none" without a

@@ -7,12 +7,11 @@ import torch
 
 from nvfp4_cute.experts.layer import moe as moe_of_parts
 from nvfp4_cute.experts.placement import Placement
-from nvfp4_cute.experts.products import ExpertLayout
+from nvfp4_cute.experts.products import Activations, ExpertLayout
 from nvfp4_cute.experts.weights import ExpertWeights
 from nvfp4_cute.formats.block_format import NVFP4
 from nvfp4_cute.formats.block_scaled import BlockScaledTensor
 from nvfp4_cute.ops.options import SILU, Activation, activation_of
-from nvfp4_cute.problem import ResultName
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -44,12 +43,13 @@ class Rows:
     """How the rows of both products are quantized.
 
     Attributes:
-        format: "nvfp4", "mxfp4", "mxfp8_e4m3", "mxfp8_e5m2", or "16bit" for rows that stay in x's dtype (W4A16, sm_90a).
+        format: "nvfp4", "mxfp4", "mxfp8_e4m3", "mxfp8_e5m2", "fp8_1x128" (with weights in FP8_128x128), "int8" (with INT8), or
+            "16bit" for rows that stay in x's dtype (W4A16, sm_90a).
         input_scale: calibrated global scale of x (NVFP4): float32 with one element, or [E].
         hidden_scale: calibrated global scale of the rows between both products.
     """
 
-    format: Literal[ResultName, "16bit"] = "nvfp4"
+    format: Activations = "nvfp4"
     input_scale: torch.Tensor | None = None
     hidden_scale: torch.Tensor | None = None
 
@@ -104,7 +104,7 @@ def moe(
         topk_ids, topk_weights: int32 or int64 [T, k] and float32 [T, k], as ``route`` returns them. Ids of no local expert,
             such as -1, are left out.
         w13: weights of gate and up of all local experts, [E, 2 I, H], gate first: a BlockScaledTensor, or :class:`Experts` with
-            a layout, biases or factors. NVFP4, MXFP4, MXFP8, or with 16-bit rows int4, FP8_128x128 or INT8.
+            a layout, biases or factors. NVFP4, MXFP4, MXFP8, FP8_128x128, INT8, or with 16-bit rows int4.
         w2: weights of the second projection in the same types, [E, H, I].
         activation: a record or a name; see :class:`nvfp4_cute.Activation`.
         rows: a record or the name of its format; "auto": NVFP4 with NVFP4 weights, else 16 bits. See :class:`Rows`.

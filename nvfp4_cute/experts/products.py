@@ -11,15 +11,16 @@ from nvfp4_cute.batch_invariance import is_batch_invariant
 from nvfp4_cute.errors import UnsupportedProblem
 from nvfp4_cute.experts.activation import ACTIVATIONS
 from nvfp4_cute.experts.checks import check_expert_weights, check_row_scales
-from nvfp4_cute.experts.gather import gather_as
+from nvfp4_cute.experts.gather import gather_as, quantize_rows
 from nvfp4_cute.experts.middle import activate, activate_quantize
 from nvfp4_cute.experts.permutation import Permutation
 from nvfp4_cute.experts.weights import per_expert, product_factors
 from nvfp4_cute.formats.block_format import NVFP4 as NVFP4_FORMAT
-from nvfp4_cute.formats.block_format import BlockFormat
+from nvfp4_cute.formats.block_format import BlockFormat, format_named
 from nvfp4_cute.launch import tuned
 from nvfp4_cute.launch.plan import config_of
 from nvfp4_cute.operands import rules as checks
+from nvfp4_cute.ops.parts import composed_dual
 from nvfp4_cute.ops.parts.dual_gemm import grouped_dual_gemm
 from nvfp4_cute.ops.parts.grouped_gemm import grouped_gemm
 from nvfp4_cute.planning.arch import choose_weight_only
@@ -32,13 +33,12 @@ from nvfp4_cute.problem import (
     ResultName,
     check_limit,
     num_weights,
-    result_format,
 )
 
 ExpertLayout = Literal[
     "concatenated", "interleaved", "interleaved_64_up_first", "interleaved_32_gate_first", "none"
 ]
-Activations = Literal[ResultName, "16bit"]
+Activations = Literal[ResultName, "fp8_1x128", "int8", "16bit"]
 LAYOUTS = ("concatenated", "interleaved", "interleaved_64_up_first", "interleaved_32_gate_first", "none")
 # Both halves of concatenated weights have scales in separate blocks if they have a multiple of this many rows.
 FUSED_ROWS = 256
@@ -147,16 +147,29 @@ class LocalExperts:
     @property
     def row_format(self) -> BlockFormat | None:
         """Format of quantized rows; None for 16-bit rows."""
-        return result_format(self.activations)
+        return None if self.activations == "16bit" else format_named(self.activations)
+
+    @property
+    def _has_row_scales(self) -> bool:
+        """Whether quantized rows have scales without blocks of rows: no launch of experts quantizes these."""
+        return self.row_format is not None and self.row_format.scale_layout == "rowmajor"
 
     @property
     def _a_format(self) -> BlockFormat:
         """Format argument of the products, which ignore it for 16-bit rows."""
         return (self.row_format or NVFP4_FORMAT).stored
 
-    def _hidden_dtype(self, dtype: torch.dtype) -> Any:
-        """Returns dtype or format of hidden activations from a fused launch, for results in ``dtype``."""
-        return dtype if self.row_format is None else self.activations
+    def _hidden_dtype(self, dtype: torch.dtype, backend: str, device: torch.device) -> Any:
+        """Returns dtype or format of hidden activations from a fused launch, for results in ``dtype``.
+
+        Where no kernel quantizes them, they are in float32, so that they are rounded once everywhere.
+        """
+        if self.row_format is None:
+            return dtype
+        formats = self._a_format, self.w13.format
+        if self._has_row_scales and not composed_dual.is_fused(formats, backend, device, self.row_format):
+            return torch.float32
+        return self.activations
 
     def rows(
         self,
@@ -170,7 +183,7 @@ class LocalExperts:
         backend: str,
         mean_rows: int | None = None,
     ) -> torch.Tensor:
-        """Computes one result per row, [R, H] in ``dtype``, in at most three launches.
+        """Computes one result per row, [R, H] in ``dtype``, in at most three launches (four with 8-bit rows).
 
         Args:
             data, scale, order: from ``gather_quantize``, or from ``gather`` with ``scale=None``.
@@ -184,15 +197,18 @@ class LocalExperts:
         configs = self._configs(mean_rows, dtype, backend, data.device)
         if self.is_fused:
             fused_layout: Any = self.weight_layout
+            out_dtype = self._hidden_dtype(dtype, backend, data.device)
             hidden = grouped_dual_gemm(
                 data, self.w13.data, None, scale, self.w13.scale, None, self.gate_alpha, self.up_alpha, offs=order.offs,
                 activation=self.activation, limit=self.limit, weight_layout=fused_layout,
-                out_dtype=self._hidden_dtype(dtype), out_global_scale=self.hidden_scale, a_format=self._a_format,
+                out_dtype=out_dtype, out_global_scale=self.hidden_scale, a_format=self._a_format,
                 b_format=self.w13.format, early_weights=order.is_older, backend=backend, config=configs[0],
             )  # fmt: skip
         else:
             hidden = self._two_launches(data, scale, ids, order, dtype, first_expert, backend, configs[0])
-        hidden, hidden_sf = (hidden, None) if self.row_format is None else hidden
+        if isinstance(hidden, torch.Tensor):
+            hidden = quantize_rows(hidden, self.row_format, backend)
+        hidden, hidden_sf = hidden
         return grouped_gemm(
             hidden, self.w2.data, hidden_sf, self.w2.scale, order.offs, self.alpha2, out_dtype=dtype,
             a_format=self._a_format, b_format=self.w2.format, early_weights=True, backend=backend, config=configs[1],
@@ -203,14 +219,14 @@ class LocalExperts:
     ) -> tuple[KernelConfig | None, KernelConfig | None]:
         """Returns the configs of both products; None where the call chooses itself."""
         name = backends.resolve(backend, device)
-        if mean_rows is None or name == "reference":
+        if mean_rows is None or name == "reference" or self._has_row_scales:
             return None, None
         (_, rows, _), (_, hidden, _) = self.w13.data.shape, self.w2.data.shape
         width = self.w2.format.elements(self.w2.data.shape[2])
         gate = Gate(self.activation, self.limit, self.weight_layout) if self.is_fused else None
         first = (
             (mean_rows, width if gate else rows, hidden),
-            self._hidden_dtype(dtype) if gate else dtype,
+            (self.activations if self.row_format else dtype) if gate else dtype,
             gate,
         )
         second = (mean_rows, hidden, width), dtype, None
@@ -221,7 +237,7 @@ class LocalExperts:
         )
 
     def _two_launches(self, data, scale, ids, order, dtype, first_expert, backend, config) -> Any:
-        """Computes the first product, then its activation; returns rows and, if quantized, scales."""
+        """Computes the first product, then its activation; returns rows and, if that quantizes them, scales."""
         gate_layout: Any = self.weight_layout
         h = grouped_gemm(
             data, self.w13.data, scale, self.w13.scale, order.offs, self.gate_alpha, out_dtype=dtype,
@@ -231,7 +247,7 @@ class LocalExperts:
             "activation": self.activation, "gate_layout": gate_layout, "limit": self.limit, "bias": self.bias13,
             "first_expert": first_expert, "backend": backend,
         }  # fmt: skip
-        if self.row_format is None:
+        if self.row_format is None or self._has_row_scales:
             return activate(h, ids, order, **options)
         return activate_quantize(
             h, ids, order, global_scale=self.hidden_scale, format=self.row_format, **options

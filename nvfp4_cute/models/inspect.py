@@ -151,14 +151,14 @@ def what_runs(kind: Kind) -> str:
     is_experts = kind.is_experts
     is_int8 = (scheme.weights, scheme.activations) == (INT8.name, INT8.name)
     if is_int8 and not any(k % INT8.k_multiple for k in kind.k_sizes):
-        module = "QuantizedExperts" if is_experts else "QuantizedLinear"
+        module = "MoE" if is_experts else "QuantizedLinear"
         archs = [arch for arch in ARCHS if INT8_PAIR in mmas_of(arch)]
         return f"{module} on {', '.join(archs)} and on the CPU; elsewhere decoded to 16 bits"
     if any(k % K_STEP for k in kind.k_sizes):
         return f"dequantized to 16 bits: K is not a multiple of {K_STEP}"
     if (scheme.weights, scheme.activations) == (FP8_128x128.name, FP8_1x128.name):
         if not any(k % FP8_128x128.block_k for k in kind.k_sizes):
-            module = "QuantizedExperts" if is_experts else "QuantizedLinear"
+            module = "MoE" if is_experts else "QuantizedLinear"
             archs = [arch for arch in ARCHS if (FP8_1x128, FP8_128x128) in mmas_of(arch)]
             return f"{module} on {', '.join(archs)} and on the CPU; elsewhere decoded to 16 bits"
     if scheme.activations is None and scheme.weights in (INT8.name, FP8_128x128.name):

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 from functools import partial
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 import torch
 
@@ -33,9 +33,7 @@ from nvfp4_cute.nn.embedding import QuantizedEmbedding
 from nvfp4_cute.nn.experts import (
     ACTIVATIONS,
     Activation,
-    DecodedExperts,
-    ExpertsNVFP4,
-    ExpertWeights,
+    Projection,
     RoutedExperts,
     SortedExperts,
     swiglu_oai,
@@ -43,10 +41,10 @@ from nvfp4_cute.nn.experts import (
 from nvfp4_cute.nn.linear import K_STEP, QuantizedLinear
 from nvfp4_cute.nn.moe import MoE, MoENVFP4
 from nvfp4_cute.nn.products import KERNEL_DTYPE
-from nvfp4_cute.nn.quantized_experts import QuantizedExperts
 from nvfp4_cute.nn.rounded import PreparedInput, PreparedRows, RoundedInput
 from nvfp4_cute.nn.weights import has_products
 from nvfp4_cute.operands.products import W4A16_K_STEP
+from nvfp4_cute.operands.whole import times
 
 FOUR_BITS = ("nvfp4", "mxfp4")  # formats of activations to which ``activations`` applies
 LayerActivations = Literal[Activations, "by_rows"]
@@ -188,10 +186,10 @@ def experts_module(
     backend: str = "auto",
     keep_two_factors: bool = False,
     decode: bool = False,
-) -> SortedExperts | RoutedExperts | QuantizedExperts:
-    """Makes a module that computes the experts of a layer: MoE or QuantizedExperts where one of them supports the scheme.
+) -> SortedExperts | RoutedExperts:
+    """Makes a module that computes the experts of a layer: MoE where it supports the scheme, else SortedExperts.
 
-    Other experts use the classes of ``nn.experts``, and so do experts whose rows have an order or factors of their own.
+    Experts whose rows have an order or factors of their own are also SortedExperts.
 
     Args:
         stored: the experts.
@@ -249,7 +247,7 @@ def _whole_experts(
     dtype: torch.dtype,
     device: torch.device | str,
     backend: str,
-) -> RoutedExperts | QuantizedExperts | None:
+) -> RoutedExperts | None:
     """Makes experts that one call of ``moe`` computes; None if it does not support them."""
     name: Any
     name, limit = activation if isinstance(activation, tuple) else (activation, None)
@@ -259,24 +257,23 @@ def _whole_experts(
             layer = _moe_module(stored, exact, rows, name, limit, dtype=dtype, backend=backend)
             return RoutedExperts(layer)
     first, second = (_direct(_moved(w, device), stored.scheme, backend) for w in (stored.w13, stored.w2))
-    if first is None or second is None or not _has_whole_blocks(stored, first.format):
+    if (
+        first is None
+        or second is None
+        or name not in ACTIVATIONS
+        or not _has_whole_blocks(stored, first.format)
+    ):
         return None
-    if stored.scheme.activations is None and name in ACTIVATIONS:
-        own = KERNEL_DTYPE if dtype == torch.float32 else dtype  # dtype of rows, and so of biases
-        bias13, bias2 = (None if b is None else b.to(device, own) for b in (stored.w13_bias, stored.w2_bias))
-        whole = MoE.from_quantized(
-            first, second, bias13=bias13, bias2=bias2, activations="16bit", activation=name, limit=limit,
-            weight_layout="concatenated" if stored.has_gate else "none", dtype=own, backend=backend,
-        )  # fmt: skip
-        return RoutedExperts(whole)
-    if first.format.is_int4:
+    rounding = stored.scheme.activations
+    if rounding is not None and (first.format.is_int4 or any(w.shape[2] % K_STEP for w in (first, second))):
         return None
-    bias13, bias2 = (None if b is None else b.to(device, dtype) for b in (stored.w13_bias, stored.w2_bias))
-    return QuantizedExperts(
-        first, second, bias13, bias2, _function_of(activation),
-        activations=None if stored.scheme.activations is not None else "16bit",
-        has_gate=stored.has_gate, backend=backend,
+    own = KERNEL_DTYPE if dtype == torch.float32 else dtype  # dtype of rows, and so of biases
+    bias13, bias2 = (None if b is None else b.to(device, own) for b in (stored.w13_bias, stored.w2_bias))
+    whole = MoE.from_quantized(
+        first, second, bias13=bias13, bias2=bias2, activations=rounding or "16bit", activation=name, limit=limit,
+        weight_layout="concatenated" if stored.has_gate else "none", dtype=own, backend=backend,
     )  # fmt: skip
+    return RoutedExperts(whole)
 
 
 def _function_of(activation: str | tuple[str, float] | Activation) -> str | Activation:
@@ -295,30 +292,40 @@ def _sorted_experts(
     decode: bool,
 ) -> SortedExperts:
     """Makes experts whose rows are sorted first, with one product per projection."""
-    rounding, function = rows, _function_of(activation)
-    inputs = [None if one is None else one.to(device) for one in (stored.w13_input, stored.w2_input)]
     sides = [*_split(stored), (stored.w2, stored.w2_global, stored.w2_bias)]
-    moved = [(_moved(w, device), f, None if b is None else b.to(device, dtype)) for w, f, b in sides]
-    exact = [None if decode or w.shape[-1] % K_STEP else as_nvfp4(w) for w, _, _ in moved]
-    if rounding not in (None, "nvfp4", FOUR_OVER_SIX.name) or any(one is None for one in exact):
-        decoded = [_scaled(w.dequantize(), f).to(dtype) for w, f, _ in moved]
-        return DecodedExperts(decoded, [b for _, _, b in moved], function, rounding, (inputs[0], inputs[1]))
-    parts = []
-    for one, (_, factor, bias) in zip(exact, moved, strict=True):
-        assert one is not None
-        own = (
-            torch.ones(len(one.data), dtype=torch.float32, device=device)
-            if factor is None
-            else factor.to(device)
-        )
-        own = own if one.global_scale is None else own * one.global_scale
-        parts.append(ExpertWeights(one.data, one.scale, own.contiguous(), bias))
-    *before_down, down = parts
-    gate, up = before_down if stored.has_gate else (None, before_down[0])
-    return ExpertsNVFP4(
-        gate, up, down, function, activations="16bit" if rounding is None else cast(Any, rounding),
-        first_input=inputs[0], second_input=inputs[1], backend=backend,
+    moved = [
+        (_moved(w, device), None if f is None else f.to(device), None if b is None else b.to(device, dtype))
+        for w, f, b in sides
+    ]
+    is_nvfp4 = rows in (None, "nvfp4", FOUR_OVER_SIX.name)
+    kept = [None if decode else _kept(w, f, stored.scheme, is_nvfp4, backend) for w, f, _ in moved]
+    weights: list[Any] = [one for one in kept if one is not None and _has_whole_blocks(stored, one.format)]
+    if len(weights) < len(moved):
+        weights = [_scaled(w.dequantize(), f).to(dtype) for w, f, _ in moved]
+    inputs = [None if one is None else one.to(device) for one in (stored.w13_input, stored.w2_input)]
+    return SortedExperts(
+        [Projection(w, bias) for w, (_, _, bias) in zip(weights, moved, strict=True)], _function_of(activation),
+        activations=rows or "16bit", inputs=(inputs[0], inputs[1]), backend=backend,
     )  # fmt: skip
+
+
+def _kept(
+    weight: StoredWeight, factor: torch.Tensor | None, scheme: Scheme, is_nvfp4: bool, backend: str
+) -> BlockScaledTensor | None:
+    """Returns weights [E, N, K] that a kernel multiplies by activations of the scheme; None if none does.
+
+    ``factor``: global scales [E] of weights in NVFP4, or None. ``is_nvfp4``: whether NVFP4 weights can be multiplied.
+    """
+    direct = _direct(weight, scheme, backend)
+    if direct is not None:
+        return None if direct.format.is_int4 and scheme.activations is not None else direct
+    if not is_nvfp4 or weight.shape[-1] % K_STEP:
+        return None
+    exact = as_nvfp4(weight)
+    if exact is None or (factor is None and exact.global_scale is None):
+        return exact
+    own = times(None, factor, exact.global_scale).expand(len(exact.data)).contiguous()
+    return replace(exact, global_scale=own)
 
 
 def _keeps_16_bits(activations: LayerActivations, backend: str, device: torch.device, decode: bool) -> bool:

@@ -57,7 +57,7 @@ from nvfp4_cute.models.layers import embedding_module, experts_module, linear_mo
 from nvfp4_cute.models.router import fuse_routers
 from nvfp4_cute.nn.activations import Activations, check_activations
 from nvfp4_cute.nn.embedding import reason_against
-from nvfp4_cute.nn.experts import Activation, EqualGroups, ExpertsNVFP4, ExpertWeights, swiglu_oai
+from nvfp4_cute.nn.experts import Activation, EqualGroups, Projection, SortedExperts, swiglu_oai
 from nvfp4_cute.nn.fused import fuse as fuse_layers
 from nvfp4_cute.nn.kept import keep_decoded as keep_decoded_weights
 from nvfp4_cute.nn.seen import Place, Seen
@@ -384,14 +384,14 @@ class QuantizedOnce:
     """The quantized experts of a module, valid as long as its weights do not change. A copy quantizes again."""
 
     def __init__(self) -> None:
-        self._experts: ExpertsNVFP4 | None = None
+        self._experts: SortedExperts | None = None
         self._seen = Seen()
 
     def __getstate__(self) -> dict[str, Any]:
         """Stores nothing, so that a copy quantizes again."""
         return {"_experts": None, "_seen": Seen()}
 
-    def of(self, experts: Any) -> ExpertsNVFP4:
+    def of(self, experts: Any) -> SortedExperts:
         """Returns the module that computes ``experts`` with their parameters quantized."""
         is_traced = private_api.is_traced() and self._experts is not None
         if self._experts is None or not (is_traced or self._seen.is_current()):
@@ -402,12 +402,12 @@ class QuantizedOnce:
         return self._experts
 
 
-def quantized_experts(experts: Any, activations: Any = "nvfp4") -> ExpertsNVFP4:
+def quantized_experts(experts: Any, activations: Any = "nvfp4") -> SortedExperts:
     """Quantizes experts of transformers, with one global scale per expert and projection.
 
     Args:
         experts: a module with ``gate_up_proj`` (or ``up_proj``) and ``down_proj``, [E, N, K] or transposed.
-        activations: see ExpertsNVFP4.
+        activations: see SortedExperts.
     """
     turn = lambda w: w.transpose(1, 2) if getattr(experts, "is_transposed", False) else w
     has_gate = getattr(experts, "has_gate", True)
@@ -423,19 +423,13 @@ def quantized_experts(experts: Any, activations: Any = "nvfp4") -> ExpertsNVFP4:
         cut = lambda t: (None, None) if t is None else (t[:, 0::2], t[:, 1::2])
         sides = list(zip(cut(first), cut(bias), strict=True))
     sides.append((turn(experts.down_proj), experts.down_proj_bias if has_bias else None))
-    *gates, down = [_quantized(w, b) for w, b in sides]
-    gate, up = gates if has_gate else (None, gates[0])
+    projections = [
+        Projection(quantize(w.detach().contiguous(), global_scale="per_batch"), b) for w, b in sides
+    ]
     activation = activation_of(experts)
     if isinstance(activation, tuple):
         activation = partial(swiglu_oai, limit=activation[1])
-    return ExpertsNVFP4(gate, up, down, activation, activations=activations)
-
-
-def _quantized(weight: torch.Tensor, bias: torch.Tensor | None) -> ExpertWeights:
-    each = [quantize(w.detach().contiguous(), global_scale="auto", scale_layout="rowmajor") for w in weight]
-    factors = torch.stack([one.global_scale for one in each if one.global_scale is not None])
-    data, scale = (torch.stack([getattr(one, part) for one in each]) for part in ("data", "scale"))
-    return ExpertWeights(data, scale, factors, None if bias is None else bias.detach().contiguous())
+    return SortedExperts(projections, activation, activations=activations)
 
 
 def register() -> None:

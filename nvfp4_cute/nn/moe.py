@@ -42,7 +42,9 @@ MX_ROWS: tuple[Activations, ...] = ("mxfp8_e4m3", "mxfp8_e5m2", "mxfp4", "16bit"
 ROWS: dict[BlockFormat, tuple[Activations, ...]] = {
     NVFP4: ("nvfp4", "nvfp4_four_over_six", "16bit"),
     **dict.fromkeys((MXFP4, *MXFP8), MX_ROWS),
-    **dict.fromkeys((FP8_128x128, INT8, *INT4_FORMATS.values()), ("16bit",)),
+    FP8_128x128: ("16bit", "fp8_1x128"),
+    INT8: ("16bit", "int8"),
+    **dict.fromkeys(INT4_FORMATS.values(), ("16bit",)),
 }
 
 
@@ -92,7 +94,7 @@ class MoE(NamesFormats):
         format: format of the weights: NVFP4, MXFP4, MXFP8, an ``int4_format``, FP8_128x128 or INT8. For int4, a pair gives w13
             and w2 different block sizes.
         activations: see ``moe``. NVFP4 weights: "nvfp4" or "16bit". MX weights: "mxfp8_e4m3", "mxfp8_e5m2", "mxfp4" or "16bit".
-            Other weights: "16bit". None selects the first of these.
+            FP8_128x128: "16bit" or "fp8_1x128". INT8: "16bit" or "int8". int4: "16bit". None selects the first of these.
         activation, limit, weight_layout: see ``moe``.
         input_scale, hidden_scale: calibrated global scales of x and of the hidden activations: a number, or one per expert;
             None for 1. Only NVFP4 activations have them.
@@ -142,6 +144,11 @@ class MoE(NamesFormats):
 
     FACTORS = ("alpha13", "alpha2", "input_scale", "hidden_scale")
     FORMATS: ClassVar[tuple[BlockFormat, ...]] = tuple(ROWS)
+
+    @property
+    def _block_factors(self) -> tuple[str, ...]:
+        has_numbers = self.formats[1].scale_dtypes[0] == torch.float32
+        return ("w13_scale", "w2_scale") if has_numbers else ()
 
     w13: torch.Tensor
     w13_scale: torch.Tensor

@@ -89,7 +89,7 @@ def test_fp8_in_blocks_is_multiplied_where_blocks_are_whole():
     scheme = Scheme("fp8", "fp8_128x128", "fp8_1x128")
     kind = lambda shape, k: Kind("layer", scheme, shape, k_sizes={k})
     assert what_runs(kind("[128, 256]", 256)).startswith("QuantizedLinear on sm_90a")
-    assert what_runs(kind("8 x [256, 128]", 128)).startswith("QuantizedExperts on sm_90a")
+    assert what_runs(kind("8 x [256, 128]", 128)).startswith("MoE on sm_90a")
     assert what_runs(kind("[128, 192]", 192)).startswith("decoded to 16 bits")
 
 

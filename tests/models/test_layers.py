@@ -10,7 +10,7 @@ from nvfp4_cute.errors import CheckpointError
 from nvfp4_cute.models.checkpoints import Checkpoint
 from nvfp4_cute.models.checkpoints.stored import Scheme, StoredLinear, StoredWeight
 from nvfp4_cute.models.layers import embedding_module, experts_module
-from nvfp4_cute.nn.experts import ExpertsNVFP4, RoutedExperts
+from nvfp4_cute.nn.experts import RoutedExperts, SortedExperts
 
 DATA = Path(__file__).parents[1] / "data" / "checkpoints"
 PREFIX = "model.layers.0.mlp.experts"
@@ -28,7 +28,7 @@ def test_gate_and_up_of_64_rows(tmp_path, is_equal):
             ]
     stored = Checkpoint(write(tmp_path, tensors, MODELOPT)).read_experts(PREFIX)
     module = experts_module(stored, "silu", dtype=torch.bfloat16, device="cpu")
-    assert isinstance(module, RoutedExperts if is_equal else ExpertsNVFP4)
+    assert isinstance(module, RoutedExperts if is_equal else SortedExperts)
     x = torch.randn(4, 64, generator=torch.Generator().manual_seed(0)).bfloat16()
     ids = torch.tensor([[0], [1], [2], [1]])
     y = module(x, ids, torch.ones(4, 1))

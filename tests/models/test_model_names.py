@@ -19,8 +19,10 @@ from nvfp4_cute.models.quantizing.checkpoint import quantize_checkpoint  # noqa:
 from nvfp4_cute.models.quantizing.weights import quantized  # noqa: E402
 from nvfp4_cute.nn.experts import EqualGroups  # noqa: E402
 from nvfp4_cute.nn.linear import QuantizedLinear  # noqa: E402
-from nvfp4_cute.nn.moe import MoENVFP4  # noqa: E402
-from nvfp4_cute.nn.quantized_experts import QuantizedExperts  # noqa: E402
+from nvfp4_cute.nn.moe import (
+    MoE,  # noqa: E402
+    MoENVFP4,  # noqa: E402
+)
 
 SMALL = {
     "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1,
@@ -189,7 +191,7 @@ def test_fp8_blocks(tmp_path):
     quantization = {"quant_method": "fp8", "weight_block_size": [128, 128], "activation_scheme": "dynamic"}
     write(tmp_path / "out", tensors, quantization, **config)
     loaded = ours.load(tmp_path / "out", dtype=torch.bfloat16)
-    assert sum(isinstance(m, QuantizedExperts) for m in loaded.modules()) == 2
+    assert sum(isinstance(m, MoE) and m.activations == "fp8_1x128" for m in loaded.modules()) == 2
     assert sum(isinstance(m, QuantizedLinear) for m in loaded.modules()) == 8
     assert len(Checkpoint(tmp_path / "out").linears) == 8
     assert 0.001 < relative(logits(loaded), logits(model)) < 0.08

@@ -5,8 +5,8 @@ import math
 import pytest
 import torch
 
-from nvfp4_cute.formats.block_scaled import dequantize, quantize
-from nvfp4_cute.nn.experts import DecodedExperts, EqualGroups, ExpertsNVFP4, ExpertWeights, swiglu_oai
+from nvfp4_cute.formats.block_scaled import NVFP4Tensor, dequantize, quantize
+from nvfp4_cute.nn.experts import EqualGroups, Projection, SortedExperts, swiglu_oai
 from nvfp4_cute.nn.rounded import RoundedInput, rounded
 
 E, I, H = 5, 96, 64
@@ -35,7 +35,9 @@ def weights(n, k, seed, with_bias=False):
     data, scale, factor = (
         torch.stack([getattr(w, part) for w in each]) for part in ("data", "scale", "global_scale")
     )
-    return ExpertWeights(data, scale, factor, bias), torch.stack([dequantize(w, torch.float64) for w in each])
+    return Projection(NVFP4Tensor(data, scale, factor, (E, n, k), "rowmajor"), bias), torch.stack(
+        [dequantize(w, torch.float64) for w in each]
+    )
 
 
 def expected(x, ids, topk, sides, biases, activation, scales=None):
@@ -84,12 +86,10 @@ def test_experts(activations, kind):
         if activations == "nvfp4"
         else None
     )
-    given = {} if scales is None else {"first_input": scales[0], "second_input": scales[1]}
-    layer = ExpertsNVFP4(
-        gate[0] if has_gate else None, up[0], down[0], kind, activations=activations, **given
-    )
     functions = {"silu": silu, "swiglu_oai": swiglu_oai, "relu2": lambda up: up.clamp(min=0) ** 2}
     parts = [gate, up, down] if has_gate else [up, down]
+    given = {} if scales is None else {"inputs": scales}
+    layer = SortedExperts([p[0] for p in parts], kind, activations=activations, **given)
     exact = expected(
         x, ROUTES, topk, [p[1] for p in parts], [p[0].bias for p in parts], functions[kind], scales
     )
@@ -100,7 +100,8 @@ def test_experts(activations, kind):
 
 
 def test_float32_rows_are_rounded():
-    layer = ExpertsNVFP4(*(weights(n, k, i)[0] for i, (n, k) in enumerate(((I, H), (I, H), (H, I)), 1)))
+    sides = [weights(n, k, i)[0] for i, (n, k) in enumerate(((I, H), (I, H), (H, I)), 1)]
+    layer = SortedExperts(sides, activations="nvfp4")
     x = torch.randn(len(ROUTES), H, generator=generator(4))
     topk = torch.rand(ROUTES.shape, generator=generator(5))
     y = layer(x, ROUTES, topk)
@@ -114,7 +115,7 @@ def test_scales_of_every_call():
     x = torch.randn(len(ROUTES), H, generator=generator(4)).bfloat16()
     x[5] = 1e4
     topk = torch.ones(ROUTES.shape)
-    layer = ExpertsNVFP4(gate[0], up[0], down[0])
+    layer = SortedExperts([gate[0], up[0], down[0]], activations="nvfp4")
     scale = (x[:5].float().abs().max() / 2688).expand(E)
     wide = torch.stack(
         [silu(x[:5].double() @ gate[1][e].T, x[:5].double() @ up[1][e].T).abs().max() for e in range(E)]
@@ -127,7 +128,7 @@ def test_scales_of_every_call():
 
 def test_no_tokens_and_equal_groups():
     gate, up, down = weights(I, H, 1), weights(I, H, 2), weights(H, I, 3)
-    layer = ExpertsNVFP4(gate[0], up[0], down[0], activations="16bit")
+    layer = SortedExperts([gate[0], up[0], down[0]])
     assert layer(torch.zeros(0, H).bfloat16(), torch.zeros(0, 2).long(), torch.zeros(0, 2)).shape == (0, H)
     x = torch.randn(2 * E, H, generator=generator(4)).bfloat16()
     ids = torch.arange(E).repeat_interleave(2).unsqueeze(1)
@@ -141,7 +142,7 @@ def test_decoded_experts():
     ]
     x = torch.randn(len(ROUTES), H, generator=generator(4)).bfloat16()
     topk = torch.rand(ROUTES.shape, generator=generator(5))
-    layer = DecodedExperts(sides, [None] * 3)
+    layer = SortedExperts([Projection(side) for side in sides])
     exact = expected(x, ROUTES, topk, [s.double() for s in sides], [None] * 3, silu)
     assert relative(layer(x, ROUTES, topk), exact) < 0.01
 

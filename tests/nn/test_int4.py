@@ -8,7 +8,7 @@ from nvfp4_cute.models import layers
 from nvfp4_cute.models.checkpoints.stored import Scheme, StoredExperts, StoredLinear, StoredWeight
 from nvfp4_cute.models.inspect import Kind, what_runs
 from nvfp4_cute.nn import weight_only
-from nvfp4_cute.nn.experts import DecodedExperts, RoutedExperts
+from nvfp4_cute.nn.experts import RoutedExperts
 from nvfp4_cute.nn.linear import QuantizedLinear
 
 EMULATED = "emulator:sm_90a"
@@ -129,7 +129,9 @@ def test_modules_of_a_checkpoint():
     options = {"dtype": torch.bfloat16, "device": "cpu"}
     module = layers.experts_module(experts, "silu", **options).experts
     assert isinstance(module, nv.MoE) and all(format.is_int4 for format in module.formats)
-    assert isinstance(layers.experts_module(experts, "silu", decode=True, **options), DecodedExperts)
+    assert layers.experts_module(experts, "silu", decode=True, **options).is_decoded
+    function = layers.experts_module(experts, lambda gate, up: gate * up, **options)
+    assert function.projections[0].format.is_int4 and not function.waits("cpu"), "weights stay in 4 bits"
     module = layers.experts_module(experts, "silu", backend="emulator:sm_100a", **options).experts
     assert isinstance(module, nv.MoE), "every architecture multiplies 16-bit rows of all experts"
     assert what_runs(Kind("a", SCHEME, "[200, 256]")) == "QuantizedLinear, weight-only"

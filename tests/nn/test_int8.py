@@ -8,14 +8,14 @@ from checkpoint_files import write
 
 import nvfp4_cute as nv
 from nvfp4_cute.errors import CheckpointError
+from nvfp4_cute.experts.activation import activate_rows
 from nvfp4_cute.models import layers
 from nvfp4_cute.models.checkpoints.checkpoint import Checkpoint
 from nvfp4_cute.models.checkpoints.stored import Scheme, StoredExperts, StoredWeight
 from nvfp4_cute.models.inspect import Kind, what_runs
 from nvfp4_cute.models.layers import experts_module, linear_module
-from nvfp4_cute.nn.experts import DecodedExperts
+from nvfp4_cute.nn.experts import Projection, SortedExperts
 from nvfp4_cute.nn.linear import QuantizedLinear
-from nvfp4_cute.nn.quantized_experts import QuantizedExperts
 from nvfp4_cute.nn.rounded import RoundedInput
 
 EMULATED = ("emulator:sm_90a", "emulator:sm_120a", "emulator:sm_100a")
@@ -136,6 +136,10 @@ def product(x, w, scale):
     return ((q.data.long() @ w.long().T).float() * scale.T * q.scale).bfloat16()
 
 
+def experts(w13, w2, activations="int8", **options):
+    return nv.MoE.from_quantized(w13, w2, activations=activations, **options)
+
+
 def experts_by_hand(w13, w2, bias13, bias2, x, has_gate=True):
     """Computes the layer token by token."""
     y = torch.zeros(len(x), 2, w2.shape[1])
@@ -143,13 +147,10 @@ def experts_by_hand(w13, w2, bias13, bias2, x, has_gate=True):
         for j, e in enumerate(chosen):
             if not 0 <= e < len(w13.data):
                 continue
-            h = product(x[t : t + 1], w13.data[e], w13.scale[e]) + bias13[e]
-            sides = (side.float() for side in h.chunk(2, -1)) if has_gate else (h.float(),)
-            function = (
-                (lambda g, u: torch.nn.functional.silu(g) * u) if has_gate else (lambda u: u.relu() ** 2)
-            )
-            down = product(function(*sides).bfloat16(), w2.data[e], w2.scale[e]) + bias2[e]
-            y[t, j] = down[0].float() * FACTORS[t, j]
+            h = product(x[t : t + 1], w13.data[e], w13.scale[e]).float() + bias13[e].float()
+            kind = ("silu", "concatenated") if has_gate else ("relu2", "none")
+            down = product(activate_rows(h, *kind, None).bfloat16(), w2.data[e], w2.scale[e])
+            y[t, j] = (down[0].float() + bias2[e].float()) * FACTORS[t, j]
     return y.sum(1).bfloat16()
 
 
@@ -157,27 +158,46 @@ def experts_by_hand(w13, w2, bias13, bias2, x, has_gate=True):
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_experts(backend, has_gate):
     """Every backend gives the bits of single tokens, also with an expert without rows and ids of no expert."""
-    w13, w2 = weights(4, 2 * 48 if has_gate else 48, 80), weights(4, 80, 48, seed=1)
-    bias13, bias2, x = rows(4, w13.shape[1]), rows(4, 80), rows(5, 80)
-    activation = "silu" if has_gate else "relu2"
-    layer = QuantizedExperts(w13, w2, bias13, bias2, activation, has_gate=has_gate, backend=backend)
+    w13, w2 = weights(4, 2 * 64 if has_gate else 64, 96), weights(4, 96, 64, seed=1)
+    bias13, bias2, x = rows(4, w13.shape[1]), rows(4, 96), rows(5, 96)
+    kind = {} if has_gate else {"activation": "relu2", "weight_layout": "none"}
+    layer = experts(w13, w2, bias13=bias13, bias2=bias2, backend=backend, **kind)
     want = experts_by_hand(w13, w2, bias13, bias2, x, has_gate)
     assert torch.equal(layer(x, IDS, FACTORS), want)
-    assert layer(x[:0], IDS[:0], FACTORS[:0]).shape == (0, 80)
-    assert not layer(x, torch.full_like(IDS, 4), FACTORS).any()
+    assert layer(x[:0], IDS[:0], FACTORS[:0]).shape == (0, 96)
+    assert not experts(w13, w2, backend=backend, **kind)(x, torch.full_like(IDS, 4), FACTORS).any()
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_experts_of_a_function(backend):
+    """Functions as activations, and K that is not a multiple of 32: weights and rows stay in 8 bits, with the same bits anywhere."""
+    w13, w2, x = weights(4, 96, 80), weights(4, 80, 48, seed=1), rows(5, 80)
+    sides = [*w13.data.chunk(2, 1)], [*w13.scale.chunk(2, 1)]
+    halves = [
+        nv.BlockScaledTensor(*p, None, (4, 48, 80), "rowmajor", format=nv.INT8)
+        for p in zip(*sides, strict=True)
+    ]
+    function = lambda gate, up: activate_rows(torch.cat([gate, up], 1), "silu", "concatenated", None)
+    layer = SortedExperts(
+        [Projection(w) for w in (*halves, w2)], function, activations="int8", backend=backend
+    )
+    want = experts_by_hand(w13, w2, torch.zeros(4, 96), torch.zeros(4, 80), x)
+    assert torch.equal(layer(x, IDS, FACTORS), want) and not layer.waits(x.device)
+    assert torch.equal(layer(x.float(), IDS, FACTORS).bfloat16(), want)
+    assert not layer(x, torch.full_like(IDS, 4), FACTORS).any() and "4 of 80 x 48" in repr(layer)
+    moved = copy.deepcopy(layer).to(torch.float16)
+    assert moved.projections[0].data.dtype == torch.int8 and moved.projections[0].scale.dtype == torch.float32
 
 
 def test_experts_from_weights():
-    """``from_experts`` equals ``quantize``; float32 rows are rounded to bfloat16."""
+    """``from_experts`` equals ``quantize``."""
     gate_up, down = (
-        torch.randn(s, generator=torch.Generator().manual_seed(5)) for s in ((4, 96, 80), (4, 80, 48))
+        torch.randn(s, generator=torch.Generator().manual_seed(5)) for s in ((4, 128, 96), (4, 96, 64))
     )
-    layer, x = QuantizedExperts.from_experts(gate_up, down, nv.INT8), rows(5, 80)
-    quantized = QuantizedExperts(nv.quantize(gate_up, format=nv.INT8), nv.quantize(down, format=nv.INT8))
+    layer, x = nv.MoE.from_experts(gate_up, down, format=nv.INT8, activations="int8"), rows(5, 96)
+    quantized = experts(nv.quantize(gate_up, format=nv.INT8), nv.quantize(down, format=nv.INT8))
     assert torch.equal(layer(x, IDS, FACTORS), quantized(x, IDS, FACTORS))
-    assert torch.equal(layer(x.float(), IDS, FACTORS).bfloat16(), layer(x, IDS, FACTORS))
-    assert not layer.waits(x.device) and "4 of 80 x 48" in repr(layer)
-    biased = QuantizedExperts.from_experts(gate_up, down, nv.INT8, bias2=rows(4, 80))
+    biased = nv.MoE.from_experts(gate_up, down, format=nv.INT8, bias2=rows(4, 96))
     moved = copy.deepcopy(biased).to(torch.float16)
     assert moved.w13.dtype == torch.int8 and moved.w2_scale.dtype == torch.float32
     assert moved.bias2.dtype == torch.float16 and biased.bias2.dtype == torch.bfloat16
@@ -187,61 +207,49 @@ def test_experts_from_weights():
 @pytest.mark.parametrize("activations", ["int8", "16bit"])
 def test_experts_in_a_graph(activations):
     """A compiled layer is one graph for any number of tokens, with the same bits."""
-    layer, x = (
-        QuantizedExperts(weights(4, 96, 80), weights(4, 80, 48, seed=1), activations=activations),
-        rows(5, 80),
-    )
+    layer, x = experts(weights(4, 128, 96), weights(4, 96, 64, seed=1), activations), rows(5, 96)
     compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
     for tokens in (5, 3):
         part = x[:tokens], IDS[:tokens], FACTORS[:tokens]
         assert torch.equal(compiled(*part), layer(*part))
 
 
-def test_experts_with_16_bit_activations(monkeypatch):
-    """The grouped product, or one product per expert where there is none, gives the same bits, close to dequantized weights."""
+@pytest.mark.parametrize(
+    "backend", ["reference", *(pytest.param(e, marks=pytest.mark.slow) for e in EMULATED[:2])]
+)
+def test_experts_with_16_bit_activations(backend):
+    """Rows are not rounded: results are close to those of dequantized weights."""
     w13, w2, x = weights(4, 128, 64), weights(4, 64, 64, seed=1), rows(5, 64)
     bias13, bias2 = rows(4, 128), rows(4, 64)
-    layer = QuantizedExperts(w13, w2, bias13, bias2, activations="16bit")
-    y = layer(x, IDS, FACTORS)
-    decoded = [w.dequantize().float() for w in (w13, w2)]
-    want = DecodedExperts([*decoded[0].chunk(2, 1), decoded[1]], [*bias13.chunk(2, 1), bias2])(
-        x, IDS, FACTORS
-    ).float()
-    assert (y.float() - want).norm() < 0.02 * want.norm()
-    assert not layer.waits(x.device)
-    assert "activations='16bit'" in repr(layer)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("arch", ["sm_90a", "sm_120a"])
-def test_experts_with_16_bit_activations_on_the_emulator(arch):
-    w13, w2, x = weights(4, 128, 64), weights(4, 64, 64, seed=1), rows(5, 64)
-    layers_of = [
-        QuantizedExperts(w13, w2, activations="16bit", backend=b) for b in (f"emulator:{arch}", "reference")
-    ]
-    got, want = (layer(x, IDS, FACTORS).float() for layer in layers_of)
-    assert (got - want).norm() < 0.01 * want.norm()
+    y = experts(w13, w2, "16bit", bias13=bias13, bias2=bias2, backend=backend)(x, IDS, FACTORS)
+    decoded = [*w13.dequantize().float().chunk(2, 1), w2.dequantize().float()]
+    biases = [*bias13.chunk(2, 1), bias2]
+    layer = SortedExperts([Projection(w, b) for w, b in zip(decoded, biases, strict=True)])
+    want = layer(x, IDS, FACTORS).float()
+    assert (y.float() - want).norm() < 0.02 * want.norm() and layer.waits(x.device)
 
 
 def test_what_experts_refuse():
-    w13, w2 = weights(2, 96, 80), weights(2, 80, 48)
-    with pytest.raises(ValueError, match=r"w13 is MXFP4 of shape .*expected \[E, 2 I, H\] of FP8_128X128"):
-        QuantizedExperts(nv.quantize(torch.ones(2, 96, 64), format=nv.MXFP4), w2)
-    with pytest.raises(ValueError, match=r"w2 is MXFP4 of shape .*expected \[E, H, I\] of INT8"):
-        QuantizedExperts(w13, nv.quantize(torch.ones(2, 96, 64), format=nv.MXFP4))
+    w13, w2 = weights(2, 64, 96), weights(2, 96, 32)
+    with pytest.raises(ValueError, match=r"w13 is MXFP4 and w2 INT8; quantize both to one format"):
+        experts(nv.quantize(torch.ones(2, 96, 64), format=nv.MXFP4), w2)
     with pytest.raises(
-        ValueError, match=r"w13 has shape \[2, 96, 80\]; expected \[2, 48, 80\], .*has_gate=False"
+        ValueError, match=r"gate_up \(w13\) is \[2, 64, 96\] .*asks for gate_up \[2, 32, 96\]"
     ):
-        QuantizedExperts(w13, w2, has_gate=False)
-    with pytest.raises(ValueError, match=r"bias2 has shape \[2, 8\]; expected \[2, 80\]"):
-        QuantizedExperts(w13, w2, None, torch.zeros(2, 8))
-    with pytest.raises(ValueError, match="activations='fp8' is not supported; use 'int8' or '16bit'"):
-        QuantizedExperts(w13, w2, activations="fp8")
-    layer = QuantizedExperts(w13, w2)
-    with pytest.raises(ValueError, match=r"topk_ids \[2, 2\] .*expected \[T, H\]"):
-        layer(rows(5, 80), IDS[:2], FACTORS)
+        experts(w13, w2, weight_layout="none")
+    with pytest.raises(ValueError, match=r"bias2 has shape \[2, 8\]; expected \[2, 96\]"):
+        experts(w13, w2, bias2=torch.zeros(2, 8))
+    with pytest.raises(ValueError, match="activations='fp8_1x128' with INT8 weights; use '16bit' or 'int8'"):
+        experts(w13, w2, "fp8_1x128")
+    with pytest.raises(nv.UnsupportedProblem, match="hidden_size=80 is not a positive multiple of 32"):
+        experts(weights(2, 96, 80), weights(2, 80, 48))
+    with pytest.raises(ValueError, match="hidden_scale with rows of INT8, which have no global scale"):
+        experts(w13, w2, hidden_scale=0.5)
+    layer = experts(w13, w2)
+    with pytest.raises(ValueError, match=r"ids has 2 rows and x 5"):
+        layer(rows(5, 96), IDS[:2], FACTORS[:2])
     with pytest.raises(nv.UnsupportedProblem, match="requires_grad=True"):
-        layer(rows(5, 80).requires_grad_(), IDS, FACTORS)
+        layer(rows(5, 96).requires_grad_(), IDS, FACTORS)
 
 
 def as_stored(w):
@@ -250,8 +258,8 @@ def as_stored(w):
 
 def test_experts_of_a_checkpoint(tmp_path, monkeypatch):
     """Loads W8A8 experts in llm-compressor's format, with one projection per expert."""
-    w13, w2 = weights(2, 96, 80), weights(2, 80, 48, seed=1)
-    sides = {"gate_proj": (w13, slice(48)), "up_proj": (w13, slice(48, 96)), "down_proj": (w2, slice(80))}
+    w13, w2 = weights(2, 64, 96), weights(2, 96, 32, seed=1)
+    sides = {"gate_proj": (w13, slice(32)), "up_proj": (w13, slice(32, 64)), "down_proj": (w2, slice(96))}
     tensors = {}
     for e in range(2):
         for name, (w, part) in sides.items():
@@ -261,11 +269,11 @@ def test_experts_of_a_checkpoint(tmp_path, monkeypatch):
     quantization |= {"config_groups": {"group_0": GROUP}, "ignore": ["lm_head"]}
     found = Checkpoint(write(tmp_path, tensors, quantization)).read_experts("model.mlp.experts")
     layer = experts_module(found, "silu", **OPTIONS)
-    assert isinstance(layer, QuantizedExperts)
-    assert torch.equal(layer.w13, w13.data) and torch.equal(layer.w13_scale, w13.scale.bfloat16().float())
-    assert isinstance(experts_module(found, "silu", decode=True, **OPTIONS), DecodedExperts)
-    kind = Kind("experts", found.scheme, "2 x [96, 80]", k_sizes={80, 48})
-    assert what_runs(kind).startswith("QuantizedExperts on sm_90a, sm_100a")
+    assert torch.equal(layer.experts.w13, w13.data) and layer.experts.activations == "int8"
+    assert torch.equal(layer.experts.w13_scale, w13.scale.bfloat16().float())
+    assert experts_module(found, "silu", decode=True, **OPTIONS).is_decoded
+    kind = Kind("experts", found.scheme, "2 x [64, 96]", k_sizes={96, 32})
+    assert what_runs(kind).startswith("MoE on sm_90a, sm_100a")
     assert (
         what_runs(Kind("experts", Scheme("int8", "int8", None), "2 x [96, 64]", k_sizes={64}))
         == "MoE, weight-only"
@@ -277,7 +285,7 @@ def test_experts_of_a_checkpoint(tmp_path, monkeypatch):
     assert experts_module(weight_only, "silu", **OPTIONS).experts.activations == "16bit"
     monkeypatch.setattr(layers, "has_products", lambda *args: False)
     decoded = experts_module(found, "silu", **OPTIONS)
-    assert isinstance(decoded, DecodedExperts)
-    x, ids, factors = rows(5, 80), IDS.clamp(0, 1), FACTORS
+    assert decoded.is_decoded
+    x, ids, factors = rows(5, 96), IDS.clamp(0, 1), FACTORS
     want = decoded(x, ids, factors).float()
     assert (layer(x, ids, factors).float() - want).norm() < 0.02 * want.norm()

@@ -15,8 +15,7 @@ from nvfp4_cute import (
 )
 from nvfp4_cute.experts.layer import moe
 from nvfp4_cute.nn.embedding import QuantizedEmbedding
-from nvfp4_cute.nn.experts import RoutedExperts
-from nvfp4_cute.nn.quantized_experts import QuantizedExperts
+from nvfp4_cute.nn.experts import Projection, RoutedExperts, SortedExperts
 
 REFUSALS = (TypeError, ValueError, UnsupportedProblem)
 X = torch.linspace(-2, 2, 4 * 128).view(4, 128).bfloat16()
@@ -24,7 +23,9 @@ IDS, WEIGHTS = torch.tensor([[0, 1], [1, 0], [1, 1], [0, 0]]), torch.full((4, 2)
 
 
 def int8_experts(gate_up, down, **options):
-    return QuantizedExperts.from_experts(gate_up, down, INT8, **options)
+    """Returns an MoE with INT8 weights and rows, for rows and weights of models."""
+    options = {"format": INT8, "activations": "int8", "dtype": torch.bfloat16} | options
+    return RoutedExperts(MoE.from_experts(gate_up, down, **options))
 
 
 def int4_experts(gate_up, down, **options):
@@ -68,13 +69,17 @@ def some(*shape):
     return torch.randn(shape, generator=torch.Generator().manual_seed(1)) / 8
 
 
-@pytest.fixture(scope="module", params=["QuantizedExperts", "MoENVFP4"])
+def sorted_experts():
+    """Returns experts whose rows torch sorts, with FP8 weights and rows."""
+    sides = (quantize(some(2, 128, 128), format=FP8_128x128) for _ in range(3))
+    return SortedExperts([Projection(side) for side in sides], activations="fp8_1x128")
+
+
+@pytest.fixture(scope="module", params=["SortedExperts", "MoENVFP4"])
 def experts(request):
     if request.param == "MoENVFP4":
         return MoENVFP4.from_experts(some(2, 256, 128), some(2, 128, 128))
-    return QuantizedExperts(
-        *(quantize(some(2, n, k), format=FP8_128x128) for n, k in ((256, 128), (128, 128)))
-    )
+    return sorted_experts()
 
 
 @pytest.mark.parametrize("name, what", [(name, what) for name, cases in WRONG.items() for what in cases])
@@ -87,9 +92,7 @@ def test_experts_refuse(experts, name, what):
 
 
 def test_experts_without_a_choice_give_zeros():
-    experts = QuantizedExperts(
-        *(quantize(some(2, n, k), format=FP8_128x128) for n, k in ((256, 128), (128, 128)))
-    )
+    experts = sorted_experts()
     assert torch.equal(experts(X, IDS[:, :0], WEIGHTS[:, :0]), torch.zeros_like(X))
 
 

@@ -12,8 +12,8 @@ from nvfp4_cute import MXFP8_E4M3, FP8_128x128, MoENVFP4, QuantizedLinear, quant
 from nvfp4_cute.formats.block_format import INT8, int4_format
 from nvfp4_cute.formats.int4 import int4_tensor
 from nvfp4_cute.nn.embedding import QuantizedEmbedding
+from nvfp4_cute.nn.experts import Projection, SortedExperts
 from nvfp4_cute.nn.moe import MoE
-from nvfp4_cute.nn.quantized_experts import QuantizedExperts
 from nvfp4_cute.nn.state import description
 
 
@@ -21,10 +21,9 @@ def some(*shape):
     return torch.randn(shape, generator=torch.Generator().manual_seed(1)) / 8
 
 
-def experts_fp8():
-    return QuantizedExperts(
-        *(quantize(some(2, n, k), format=FP8_128x128) for n, k in ((256, 128), (128, 128)))
-    )
+def sorted_fp8():
+    sides = (quantize(some(2, 128, 128), format=FP8_128x128) for _ in range(3))
+    return SortedExperts([Projection(side) for side in sides], activations="fp8_1x128")
 
 
 LAYERS = {
@@ -36,8 +35,9 @@ LAYERS = {
     "QuantizedLinear, INT4": lambda: QuantizedLinear.from_quantized(
         quantize(some(64, 128), format=int4_format(128))
     ),
-    "ExpertsFP8": experts_fp8,
-    "ExpertsINT8": lambda: QuantizedExperts.from_experts(some(2, 64, 32), some(2, 32, 32), INT8),
+    "Experts, FP8": sorted_fp8,
+    "MoE, FP8": lambda: MoE.from_experts(some(2, 256, 128), some(2, 128, 128), format=FP8_128x128),
+    "MoE, INT8": lambda: MoE.from_experts(some(2, 64, 32), some(2, 32, 32), format=INT8, activations="int8"),
     "MoE, INT4": lambda: MoE.from_experts(some(2, 256, 128), some(2, 128, 128), format=int4_format()),
     "MoENVFP4": lambda: MoENVFP4.from_experts(some(2, 64, 32), some(2, 32, 32)),
     "NVFP4 table": lambda: QuantizedEmbedding(quantize(some(5, 64))),
@@ -50,8 +50,9 @@ CODES = [
         "QuantizedLinear, FP8": ("weight",),
         "QuantizedLinear, INT8": ("weight",),
         "QuantizedLinear, INT4": ("weight",),
-        "ExpertsFP8": ("w13", "w2"),
-        "ExpertsINT8": ("w13", "w2"),
+        "Experts, FP8": ("projections.0.data",),
+        "MoE, FP8": ("w13", "w2"),
+        "MoE, INT8": ("w13", "w2"),
         "MoE, INT4": ("w13", "w2"),
         "MoENVFP4": ("w13", "w13_scale", "w2_scale"),
         "NVFP4 table": ("weight", "weight_scale"),
@@ -71,8 +72,9 @@ FACTORS = [
     ("QuantizedLinear", "weight_global_scale"),
     ("QuantizedLinear, FP8", "weight_scale_inv"),
     ("QuantizedLinear, INT8", "weight_scale"),
-    ("ExpertsFP8", "w2_scale_inv"),
-    ("ExpertsINT8", "w13_scale"),
+    ("Experts, FP8", "projections.1.scale"),
+    ("MoE, FP8", "w2_scale"),
+    ("MoE, INT8", "w13_scale"),
     ("MoENVFP4", "alpha13"),
     ("MoENVFP4", "alpha2"),
 ]
@@ -197,15 +199,13 @@ def test_layers_are_made_on_the_meta_device(layer):
 @pytest.mark.parametrize("layer", [name for name in LAYERS if name.startswith(("Experts", "MoE"))])
 def test_experts_without_memory_give_results_without_memory(layer):
     empty = copy.deepcopy(made(layer)).to("meta")
-    x = torch.empty(
-        3, 32 if layer in ("MoENVFP4", "ExpertsINT8") else 128, dtype=torch.bfloat16, device="meta"
-    )
+    x = torch.empty(3, 32 if layer in ("MoENVFP4", "MoE, INT8") else 128, dtype=torch.bfloat16, device="meta")
     ids = torch.empty(3, 2, dtype=torch.int64, device="meta")
     y = empty(x, ids, torch.empty(3, 2, device="meta"))
     assert y.is_meta and y.shape == x.shape and y.dtype == x.dtype
 
 
-@pytest.mark.parametrize("layer", ["ExpertsFP8", "ExpertsINT8", "MoE, INT4"])
+@pytest.mark.parametrize("layer", ["MoE, FP8", "MoE, INT8", "MoE, INT4"])
 def test_experts_name_their_formats(layer):
     """Bits of another format and a later version are refused; a state dict without the name loads; meta tensors are not read."""
     state = made(layer).state_dict()

@@ -17,6 +17,7 @@ from nvfp4_cute.experts.layer import moe
 from nvfp4_cute.experts.placement import Placement
 from nvfp4_cute.experts.products import Activations
 from nvfp4_cute.experts.weights import ExpertWeights
+from nvfp4_cute.formats.block_format import INT8
 
 # If a rank does not arrive, every other rank reports it within this time.
 TIMEOUT_SECONDS = 60.0
@@ -123,16 +124,20 @@ def some_layer_of_ranks(seed: int, ranks: int) -> tuple[Layer, Placement, list[i
         sum(shares), top_k, experts, hidden, width, seed=seed, dtype=dtype, gated=layout != "none",
         used=dice.choice([None, 1, 2]), foreign=dice.random() < 0.5, **options,
     )  # fmt: skip
-    rows: Any = dice.choice(["nvfp4", "nvfp4", "16bit", "mxfp8_e4m3"])
+    rows: Any = dice.choice(["nvfp4", "nvfp4", "16bit", "mxfp8_e4m3", "int8"])
     return layer if rows == "nvfp4" else with_rows(layer, rows, generator), placement, shares
 
 
 def with_rows(layer: Layer, rows: Activations, generator: torch.Generator) -> Layer:
-    """Replaces the rows by others, in 16 bits or MX; with MX rows, the weights become MXFP4. Sums stay exact."""
+    """Replaces the rows by others: in 16 bits, MX with weights in MXFP4, or INT8 with weights in INT8. Sums stay exact."""
     (experts, n, hidden), (_, _, width) = layer.w13.shape, layer.w2.shape
     weights = replace(layer.w13, global_scale=torch.ones(experts)), layer.w2
-    if rows != "16bit":
-        weights = tuple(mx_weights(experts, *size, generator) for size in ((n, hidden), (hidden, width)))
+    sizes = (n, hidden), (hidden, width)
+    if rows == "int8":
+        floats = (torch.randn(experts, *size, generator=generator) for size in sizes)
+        weights = tuple(ExpertWeights.quantize(w, INT8) for w in floats)
+    elif rows != "16bit":
+        weights = tuple(mx_weights(experts, *size, generator) for size in sizes)
     dropped = ("input_scale", "hidden_scale")
     options = {name: value for name, value in layer.options.items() if name not in dropped}
     return Layer(layer.x, layer.ids, layer.weights, *weights, options | {"activations": rows})
