@@ -37,7 +37,12 @@ class Operands:
     @cached_property
     def bf16(self) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
         """Returns A [M, K] and B [N, K] of every group in bfloat16: exact (6 significant bits), except with fp32 scales."""
-        return _bf16(self.a, self.a_scale, self.formats[0]), _bf16(self.b, self.b_scale, self.formats[1])
+        return self.bf16_a, _bf16(self.b, self.b_scale, self.formats[1])
+
+    @cached_property
+    def bf16_a(self) -> list[torch.Tensor]:
+        """Returns A of every group in bfloat16."""
+        return _bf16(self.a, self.a_scale, self.formats[0])
 
     @cached_property
     def bf16_b2(self) -> list[torch.Tensor]:

@@ -38,7 +38,7 @@ def prepare(case: Case, operands: Operands, backend: str) -> Prepared:
     if case.operation == "dual_gemm":
         return _dual_gemm(operands, backend)
     if case.operation == "w4a16":
-        return _weight_only(operands, backend)
+        return _weight_only(case, operands, backend)
     if case.form == "ragged":
         return _ragged(case, operands, backend)
     if case.operation == "gemm" and case.sizes[0][0] <= FEW_ROWS:
@@ -69,11 +69,15 @@ def _gemm(operands: Operands, backend: str) -> Prepared:
     return Prepared(call, [out])
 
 
-def _weight_only(operands: Operands, backend: str) -> Prepared:
+def _weight_only(case: Case, operands: Operands, backend: str) -> Prepared:
     """Prepares rows of bfloat16: ``gemm`` for one group, one grouped product for several."""
-    rows, b, b_scale, out = operands.bf16[0], list(operands.b), list(operands.b_scale), list(operands.out)
+    rows, b, b_scale, out = operands.bf16_a, list(operands.b), list(operands.b_scale), list(operands.out)
     options = {"out_dtype": out[0].dtype, "b_format": operands.formats[1], "backend": backend}
-    if len(rows) == 1:
+    if case.form == "ragged":
+        x, weights, scales, y = torch.cat(rows), torch.stack(b), torch.stack(b_scale), torch.cat(out)
+        offs, out = _offs(case, x.device), list(y.split([len(one) for one in rows]))
+        call = lambda: parts.grouped_gemm(x, weights, None, scales, offs, out=y, **options)
+    elif len(rows) == 1:
         call = lambda: parts.gemm(rows[0], b[0], None, b_scale[0], out=out[0], **options)
     else:
         call = lambda: parts.grouped_gemm(rows, b, None, b_scale, out=out, **options)
@@ -94,12 +98,16 @@ def _ragged(case: Case, operands: Operands, backend: str) -> Prepared:
     """Prepares the rows of all groups one after the other, with stacked weights and each group's padded scales."""
     a, b, out = torch.cat(operands.a), torch.stack(operands.b), torch.cat(operands.out)
     scales = torch.cat(operands.a_scale), torch.stack(operands.b_scale)
-    rows = [m for m, _, _ in case.sizes]
-    offs = torch.tensor(list(accumulate(rows)), dtype=torch.int32, device=a.device)
+    rows, offs = [m for m, _, _ in case.sizes], _offs(case, a.device)
     call = lambda config=None: parts.grouped_gemm(
         a, b, *scales, offs, config=config, out=out, **_options(operands, backend)
     )
     return Prepared(call, out.split(rows))
+
+
+def _offs(case: Case, device: torch.device) -> torch.Tensor:
+    """Returns the row where each group ends."""
+    return torch.tensor(list(accumulate(m for m, _, _ in case.sizes)), dtype=torch.int32, device=device)
 
 
 def _dual_gemm(operands: Operands, backend: str) -> Prepared:

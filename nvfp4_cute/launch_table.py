@@ -135,7 +135,7 @@ class Dequantize(IntEnum):
 
     DATA = 0
     SCALE = 1
-    GLOBAL_SCALE = 2  # address of one fp32 factor; unused if the kernel has none
+    GLOBAL_SCALE = 2  # address of fp32 factors; unused if the kernel has none
     OUT = 3
     PITCH = 4
     BATCH = 5
@@ -143,6 +143,7 @@ class Dequantize(IntEnum):
     ROWS = 7
     K = 8
     BATCHES = 9
+    GLOBAL_SCALE_BATCH = 10  # 0 if all batches have one factor
 
 
 class GlobalScale(IntEnum):

@@ -1,8 +1,8 @@
 """Block-scaled data to fp16 or bf16 in one pass, bit for bit equal to ``formats.dequantize``.
 
 data (rows, K) of unit stride, scales blocked or row-major; out (rows, K) contiguous. Every value is ``value * scale``,
-exact in float32 (except for int4 with float32 scales), times the global scale if there is one, rounded once to the
-result.
+exact in float32 (except for int4 with float32 scales), times the global scale of its batch if there is one, rounded
+once to the result.
 
 Work: a warp takes 256 columns of ``DEQUANTIZE_ROWS`` rows, a lane eight of each, so it stores 16 bytes per row in every
 format.
@@ -43,6 +43,7 @@ class DequantizeOperands:
     pitch: Int64
     batch: Int64
     scale_batch: Int64
+    global_scale_batch: Int64
     rows: Int32
     k: Int32
 
@@ -114,7 +115,8 @@ class DequantizeKernel:
                     codes[i] = self.load_scale(operands, scales, row, column // self.format.block_k)
             factor = Float32(1.0)
             if cutlass.const_expr(self.has_global_scale):
-                factor = global_scalar(Float32, operands.global_scale)[0]
+                of_batch = operands.global_scale + Int64(batch) * operands.global_scale_batch
+                factor = global_scalar(Float32, of_batch)[0]
             for i in cutlass.range_constexpr(DEQUANTIZE_ROWS):
                 row = first_row + i
                 if row < operands.rows:

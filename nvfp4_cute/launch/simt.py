@@ -487,7 +487,7 @@ def store_global_scale(
 
 @dataclass(frozen=True, eq=False)
 class DequantizeTask(TableTask):
-    """Dequantizes ``t``, whose data and scales are contiguous.
+    """Dequantizes ``t``. Its scales are contiguous; rows of its data may be further apart, except with several batch dimensions.
 
     Attributes:
         out: float16 or bfloat16, contiguous, in the shape of ``t``.
@@ -513,11 +513,16 @@ class DequantizeTask(TableTask):
     def numbers(self, gpu: Gpu) -> Mapping[IntEnum, int]:
         """Returns numbers for ``launch_table.Dequantize``."""
         format, (*batches, rows, k) = self.t.format, (1, *self.t.shape)
-        num_batches = prod(batches)
+        num_batches, data, factor = prod(batches), self.t.data, self.t.global_scale
+        pitch, batch = format.row_bytes(k), rows * format.row_bytes(k)
+        if not data.is_contiguous():
+            pitch, batch = (step * data.element_size() for step in (data.stride(-2), data.stride(0)))
+        has_factors = factor is not None and factor.numel() > 1
         return {
-            Dequantize.PITCH: format.row_bytes(k),
-            Dequantize.BATCH: rows * format.row_bytes(k),
+            Dequantize.PITCH: pitch,
+            Dequantize.BATCH: batch,
             Dequantize.SCALE_BATCH: self.t.scale.nbytes // num_batches,
+            Dequantize.GLOBAL_SCALE_BATCH: factor.element_size() if has_factors and factor is not None else 0,
             Dequantize.ROWS: rows,
             Dequantize.K: k,
             Dequantize.BATCHES: num_batches,

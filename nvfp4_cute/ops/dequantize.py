@@ -26,7 +26,7 @@ def dequantize(
 
     float16 and bfloat16 results on a GPU (or on the emulator) take one kernel launch, which reads 4.5 bits per NVFP4 value and
     writes 16. ``formats.dequantize`` computes everything else with torch operations, whatever the backend: float32 and float64
-    results, CPU tensors, FP8 with float32 scales, and tensors with gaps between rows. Both give the same bits.
+    results, CPU tensors, FP8 and INT8 with float32 scales, and batches of batches with gaps between rows. Both give the same bits.
 
     Args:
         t: [..., K], of any format.
@@ -62,12 +62,18 @@ def _is_for_kernel(t: BlockScaledTensor) -> bool:
     return (
         t.format.order == "rows"
         and (t.format.scale.bits == 8 or t.format.is_int4)
-        and t.data.is_contiguous()
+        and _has_rows_for_kernel(t.data)
         and t.scale.is_contiguous()
-        and t.data.data_ptr() % ALIGN_BYTES == 0
-        and (t.global_scale is None or t.global_scale.numel() == 1)
+        and (t.global_scale is None or t.global_scale.is_contiguous())
         and torch.Size(batches).numel() <= MAX_BATCHES
     )
+
+
+def _has_rows_for_kernel(data: torch.Tensor) -> bool:
+    """Returns whether rows begin where lanes can load them; batches of batches have to be contiguous."""
+    steps = (step * data.element_size() for step in data.stride()[:-1])
+    is_even = data.stride(-1) == 1 and not any(step % ALIGN_BYTES for step in steps)
+    return data.data_ptr() % ALIGN_BYTES == 0 and (data.is_contiguous() or (data.ndim in (2, 3) and is_even))
 
 
 def _check(t: BlockScaledTensor, dtype: torch.dtype) -> tuple[DequantizeTask, list[torch.Tensor]]:

@@ -72,11 +72,28 @@ def test_global_scale(factor):
         check(t, dtype, "emulator:sm_90a")
 
 
+def test_a_factor_per_batch():
+    factors = torch.tensor([0.3, -2.0, 5e-3])
+    check(every_code(NVFP4, (3, 21, 96), global_scale=factors), torch.bfloat16, "emulator:sm_90a")
+
+
+@pytest.mark.parametrize("batches", [(), (3,)])
+def test_gaps_between_rows(batches):
+    t = every_code(NVFP4, (*batches, 19, 96))
+    wide = torch.full((*batches, 24, 64), 0xFF, dtype=torch.uint8)
+    rows = wide[..., :19, :48].copy_(t.data)
+    check(
+        BlockScaledTensor(rows, t.scale, None, t.shape, t.scale_layout, format=NVFP4),
+        torch.bfloat16,
+        "emulator:sm_90a",
+    )
+
+
 def test_what_the_kernel_does_not_read_takes_the_specification():
-    """The specification computes odd addresses, gaps between rows and wide results: the same values without a launch."""
+    """The specification computes odd addresses, odd gaps and wide results: the same values without a launch."""
     t = every_code(NVFP4, (8, 64))
     odd = torch.zeros(t.data.numel() + 1, dtype=torch.uint8)[1:].view(t.data.shape).copy_(t.data)
-    wide = torch.zeros(8, 64, dtype=torch.uint8)
+    wide = torch.zeros(8, 36, dtype=torch.uint8)
     wide[:, :32] = t.data
     with observe(check=True) as observer:
         for data in (odd, wide[:, :32]):

@@ -1,0 +1,98 @@
+"""Weight-only products modelled on GPUs that need not be present, in percent of their memory's speed.
+
+    python -m nvfp4_cute.bench.weight_only_modelled --results weight_only.json [--target A100] [--jobs 8] [--save]
+
+NVFP4 weights and bf16 rows: a dense product, and the first product of a layer of experts whose tokens chose them at
+random. ``--results`` stores each time as soon as it is known, and ``--save`` writes the page of all stored times.
+"""
+
+import argparse
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from nvfp4_cute.bench import modelled
+from nvfp4_cute.bench.cases import Case, routed_rows
+from nvfp4_cute.bench.moe import MODELS
+from nvfp4_cute.gpus.targets import Target, lookup
+
+PAGE = Path(__file__).parent / "results" / "weight_only_modelled.md"
+TARGETS = ("A100", "L40S", "RTX 4090", "RTX 5090", "GB10", "B200")
+DENSE, EXPERTS = (4096, 14336), "qwen3-30b-a3b"
+TOKENS = (1, 8)
+Records = Mapping[str, dict[str, Any]]
+
+HEAD = """# Weight-only products, modelled
+
+us of one product of bf16 rows and NVFP4 weights with a cold L2, results in bf16. "MB" is what has to be read and written once: weights
+and scales of experts with rows, and rows. "% of memory" is that traffic over the time, in percent of the memory bandwidth (the highest
+measured one, otherwise its maker's). The launch counts, which weighs on small products. Nothing here is measured: {error}.
+
+Made by `python -m nvfp4_cute.bench.weight_only_modelled --results FILE --save`.
+
+| GPU | product | MB | us | TB/s | % of memory |
+|---|---|---:|---:|---:|---:|
+"""
+
+
+def cases() -> list[Case]:
+    """Returns the products: the dense ones first, because their modelling is faster."""
+    (n, k), model = DENSE, MODELS[EXPERTS]
+    dense = [
+        Case("weight only", f"linear {n} x {k}", f"{m} rows", "w4a16", ((m, n, k),), out="bf16")
+        for m in TOKENS
+    ]
+    experts = []
+    for tokens in TOKENS:
+        rows = routed_rows(tokens, model.experts, model.top_k)
+        sizes = tuple((m, 2 * model.width, model.hidden) for m in rows)
+        experts.append(
+            Case("weight only", f"{EXPERTS} gate_up", f"{tokens} tokens", "w4a16", sizes, form="ragged", out="bf16")
+        )  # fmt: skip
+    return dense + experts
+
+
+def page(known: Records) -> str:
+    """Returns Markdown of all stored times."""
+    rows = []
+    for target in map(lookup, TARGETS):
+        for case in cases():
+            found = known.get(modelled.key_of(case, target), {}).get("time")
+            if found is not None:
+                rows.append(_row(case, target, found["us"]))
+    return HEAD.format(error=modelled.stated_error()) + "\n".join(rows) + "\n"
+
+
+def _row(case: Case, target: Target, us: float) -> str:
+    nbytes = case.work.bytes
+    share = nbytes / (us * 1e-6) / target.floor_bandwidth_bytes_per_s
+    return (
+        f"| {target.name} | {case.problem}, {case.name} | {nbytes / 1e6:.1f} | {us:.1f} | "
+        f"{nbytes / us / 1e6:.2f} | {100 * share:.0f} |"
+    )
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Runs the command line. Returns the exit code."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--results", type=Path, required=True, metavar="FILE", help="keeps times")
+    parser.add_argument("--target", action="append", help=f"a GPU; default: {', '.join(TARGETS)}")
+    parser.add_argument("--jobs", type=int, default=1, help="processes")
+    parser.add_argument("--save", action="store_true", help=f"write bench/results/{PAGE.name}")
+    options = parser.parse_args(arguments)
+    pieces = [(case, lookup(name)) for case in cases() for name in options.target or TARGETS]
+    known = modelled.records(
+        pieces, jobs=options.jobs, results=options.results, label="weight-only products", longest_first=False
+    )
+    text = page(known)
+    if options.save:
+        PAGE.write_text(text)
+    else:
+        print(text)
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
