@@ -20,7 +20,7 @@ from nvfp4_cute.formats.block_format import BlockFormat, format_named
 from nvfp4_cute.launch import tuned
 from nvfp4_cute.launch.plan import config_of
 from nvfp4_cute.operands import rules as checks
-from nvfp4_cute.ops.parts import composed_dual
+from nvfp4_cute.ops.parts import composed_dual, dequantized
 from nvfp4_cute.ops.parts.dual_gemm import grouped_dual_gemm
 from nvfp4_cute.ops.parts.grouped_gemm import grouped_gemm
 from nvfp4_cute.planning.arch import choose_weight_only
@@ -195,7 +195,7 @@ class LocalExperts:
         """
         hidden: Any
         configs = self._configs(mean_rows, dtype, backend, data.device)
-        if self.is_fused:
+        if self.is_fused and not self._dequantizes_first(data, configs[0], backend):
             fused_layout: Any = self.weight_layout
             out_dtype = self._hidden_dtype(dtype, backend, data.device)
             hidden = grouped_dual_gemm(
@@ -213,6 +213,15 @@ class LocalExperts:
             hidden, self.w2.data, hidden_sf, self.w2.scale, order.offs, self.alpha2, out_dtype=dtype,
             a_format=self._a_format, b_format=self.w2.format, early_weights=True, backend=backend, config=configs[1],
         )  # fmt: skip
+
+    def _dequantizes_first(self, rows: torch.Tensor, config: KernelConfig | None, backend: str) -> bool:
+        """Returns whether a product of 16-bit rows dequantizes ``w13`` first, which no fused launch does."""
+        if self.row_format is not None or config is not None or self.weight_layout != "concatenated":
+            return False
+        if not _are_one(self.gate_alpha, self.up_alpha):
+            return False
+        w13 = self.w13
+        return dequantized.is_for_groups(rows, w13.data, w13.format, self.gate_alpha, rows.dtype, backend)
 
     def _configs(
         self, mean_rows: int | None, dtype: torch.dtype, backend: str, device: torch.device
@@ -252,6 +261,13 @@ class LocalExperts:
         return activate_quantize(
             h, ids, order, global_scale=self.hidden_scale, format=self.row_format, **options
         )
+
+
+def _are_one(one: torch.Tensor | None, other: torch.Tensor | None) -> bool:
+    """Returns whether factors are one tensor, or none, also after torch has made other objects of them."""
+    if one is None or other is None:
+        return one is other
+    return one is other or (one.data_ptr() == other.data_ptr() and one.shape == other.shape)
 
 
 @lru_cache(maxsize=1024)

@@ -6,6 +6,7 @@ import torch
 
 from nvfp4_cute import private_api
 from nvfp4_cute.batch_invariance import is_batch_invariant
+from nvfp4_cute.compile.cache import is_planning
 from nvfp4_cute.formats.block_scaled import NVFP4Tensor
 from nvfp4_cute.ops.dequantize import dequantize
 
@@ -71,6 +72,24 @@ def decode(
     if factor.numel() == 1:
         return dequantize(NVFP4Tensor(data, scale, factor.reshape(()), shape), dtype)
     return (dequantize(NVFP4Tensor(data, scale, None, shape)) * factor[:, None]).to(dtype)
+
+
+def decoded_linear(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, out_dtype: torch.dtype
+) -> torch.Tensor:
+    """Computes ``x @ W^T + bias`` with dequantized weights in torch, which adds the bias to 16-bit results in its own launch.
+
+    Args:
+        x: [M, K], 16 bits.
+        weight: [N, K] in the dtype of ``x``.
+        bias: [N] of any float dtype, or None.
+        out_dtype: the dtype of ``x``, or another one to which the result is converted before the bias is added.
+    """
+    if is_planning():
+        return x.new_empty((len(x), len(weight)), dtype=out_dtype)
+    if bias is None or out_dtype == x.dtype:
+        return torch.nn.functional.linear(x, weight, None if bias is None else bias.to(x.dtype)).to(out_dtype)
+    return torch.nn.functional.linear(x, weight).to(out_dtype).add_(bias)
 
 
 def is_for_kept(rows: int, is_cuda: bool) -> bool:

@@ -16,12 +16,12 @@ from nvfp4_cute.formats.exact_fp8 import mxfp4_as_fp8
 from nvfp4_cute.nn import options as options_of
 from nvfp4_cute.nn import prepare, state
 from nvfp4_cute.nn.activations import Activations, LayerMode, check_activations, layer_mode, rows_format
-from nvfp4_cute.nn.decoded import Decoded, is_for_kept
+from nvfp4_cute.nn.decoded import Decoded, decoded_linear, is_for_kept
 from nvfp4_cute.nn.products import KERNEL_DTYPE, aligned, product, result_dtype
-from nvfp4_cute.nn.weight_only import decoded_by_casts, decoded_linear, weight_only_linear
 from nvfp4_cute.nn.weights import check_weight, kept_bias, scales_of, words_of, zeros
 from nvfp4_cute.operands import rules
 from nvfp4_cute.ops.dequantize import dequantize
+from nvfp4_cute.ops.parts.dequantized import by_casts
 from nvfp4_cute.ops.parts.gemm import gemm
 from nvfp4_cute.ops.quantize import quantize
 from nvfp4_cute.problem import OUT_DTYPES
@@ -54,8 +54,8 @@ class QuantizedLinear(state.Picklable):
     - ``activations="fp8"``, ``"int8"``, ``"mxfp4"`` or ``"mxfp8_e4m3"``, for such weights, quantizes the rows of x to that
       format (FP8: to FP8_1x128), then calls ``gemm``. Integer sums of INT8 are exact, so all backends give the same bits.
       MXFP4 weights with ``"fp8"`` become FP8_128x128 when the layer is made, with equal values and 8 bits per weight.
-    - ``activations="16bit"`` calls ``gemm`` with 16-bit rows, for weights of any format. For very many rows it dequantizes W,
-      each weight rounded once, into memory that is freed afterwards, and torch multiplies (``nn.weight_only``).
+    - ``activations="16bit"`` calls ``gemm`` with 16-bit rows, for weights of any format. Where that is faster for many rows, it
+      dequantizes W into memory that is freed afterwards, and torch multiplies (``ops.parts.dequantized``).
     - ``activations="auto"``, for NVFP4, is "16bit" on a GPU without FP4 tensor cores (Hopper), else "nvfp4"; ``mode`` tells
       which.
     - ``pre_decode=True`` dequantizes W to ``dtype`` once and calls ``torch.nn.functional.linear``, for GPUs without FP4
@@ -340,10 +340,9 @@ class QuantizedLinear(state.Picklable):
             own = rows_format(format)
             q = quantize(rows, format=own, backend=backend)
             y = gemm(q.data, weight, q.scale, scale, a_format=own, **options)
-        elif private_api.is_traced():  # traces the product alone, for any M
-            y = gemm(rows.contiguous(), weight, None, scale, **options)
         else:
-            y = weight_only_linear(aligned(rows), weight, scale, None, dtype, backend, format, bias)
+            rows = rows.contiguous() if private_api.is_traced() else aligned(rows)
+            y = gemm(rows, weight, None, scale, **options)
         return y.reshape(*x.shape[:-1], self.out_features)
 
     def bias_now(self) -> torch.Tensor | None:
@@ -504,7 +503,7 @@ class QuantizedLinear(state.Picklable):
 
     def _decode(self) -> torch.Tensor:
         if self.format in (FP8_128x128, INT8):
-            return decoded_by_casts(self.quantized_weight, self.dtype)
+            return by_casts(self.quantized_weight, self.dtype)
         return dequantize(self.quantized_weight, self.dtype)
 
     def _fresh(self) -> torch.Tensor:

@@ -9,7 +9,6 @@ from nvfp4_cute.batch_invariance import is_batch_invariant, refuse_found_scales
 from nvfp4_cute.formats.block_format import TMA_ALIGN_BYTES, format_named
 from nvfp4_cute.formats.block_scaled import BlockScaledTensor
 from nvfp4_cute.nn.activations import Mode
-from nvfp4_cute.nn.weight_only import weight_only_linear
 from nvfp4_cute.ops.global_scale import find_global_scale
 from nvfp4_cute.ops.parts.dual_gemm import dual_gemm
 from nvfp4_cute.ops.parts.gemm import gemm
@@ -72,7 +71,9 @@ def _product(
     x, weight, weight_scale, alpha, input_global_scale, finds_input_scale, mode, out_dtype, backend, bias
 ) -> torch.Tensor:
     if mode == "16bit":
-        return weight_only_linear(aligned(x), weight, weight_scale, alpha, out_dtype, backend, bias=bias)
+        return gemm(
+            aligned(x), weight, None, weight_scale, alpha, bias=bias, out_dtype=out_dtype, backend=backend
+        )
     format = format_named(mode)
     q: BlockScaledTensor
     if finds_input_scale:

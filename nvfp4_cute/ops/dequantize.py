@@ -26,7 +26,7 @@ def dequantize(
 
     float16 and bfloat16 results on a GPU (or on the emulator) take one kernel launch, which reads 4.5 bits per NVFP4 value and
     writes 16. ``formats.dequantize`` computes everything else with torch operations, whatever the backend: float32 and float64
-    results, CPU tensors, FP8 and INT8 with float32 scales, and batches of batches with gaps between rows. Both give the same bits.
+    results, CPU tensors, FP8 and INT8, and batches of batches with gaps between rows. Both give the same bits.
 
     Args:
         t: [..., K], of any format.

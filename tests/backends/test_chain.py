@@ -67,7 +67,7 @@ def test_the_third_call_is_one(h100, monkeypatch, options, make):
     with monkeypatch.context() as patch:
         patch.setattr(products, "chain", lambda backend, run, *arguments: run(*arguments))
         expected = [layer(x) for layer, x in zip(layers, given, strict=True)]
-    for name in ("quantize", "gemm", "dual_gemm", "weight_only_linear"):
+    for name in ("quantize", "gemm", "dual_gemm"):
         monkeypatch.setattr(products, name, refuse)
     for layer, x, right in zip(layers, given, expected, strict=True):
         assert_bitwise_equal(layer(x), right)

@@ -9,11 +9,11 @@ from nvfp4_cute.models import layers
 from nvfp4_cute.models.checkpoints.stored import Scheme, StoredExperts, StoredLinear, StoredWeight, as_tensor
 from nvfp4_cute.models.inspect import Kind, what_runs
 from nvfp4_cute.models.layers import experts_module, linear_module
-from nvfp4_cute.nn import weight_only
 from nvfp4_cute.nn.experts import Projection, SortedExperts
 from nvfp4_cute.nn.linear import QuantizedLinear
 from nvfp4_cute.nn.rounded import RoundedInput, rounded
 from nvfp4_cute.nn.weights import has_products
+from nvfp4_cute.ops.parts import dequantized
 
 EMULATED = ("emulator:sm_90a", "emulator:sm_120a", "emulator:sm_100a")
 BACKENDS = ("reference", EMULATED[0], *(pytest.param(e, marks=pytest.mark.slow) for e in EMULATED[1:]))
@@ -59,10 +59,11 @@ def test_a_linear_layer_with_16_bit_activations(backend):
 
 def test_many_16_bit_rows_decode_weights_first(monkeypatch):
     """torch multiplies weights that are dequantized in GPU memory, each rounded once."""
-    monkeypatch.setattr(weight_only, "_decodes_first", lambda *args: True)
+    monkeypatch.setattr(dequantized, "dequantizes_first", lambda *_: True)
     w, x = weights(200, 256), rows(70, 256)
     want = torch.nn.functional.linear(x, w.dequantize(torch.bfloat16))
-    assert torch.equal(QuantizedLinear.from_quantized(w, activations="16bit")(x), want)
+    layer = QuantizedLinear.from_quantized(w, activations="16bit", backend="emulator:sm_100a")
+    assert torch.equal(layer(x), want)
 
 
 def test_a_linear_layer_keeps_its_types_and_loads_deepseeks_names():

@@ -7,7 +7,6 @@ import nvfp4_cute as nv
 from nvfp4_cute.models import layers
 from nvfp4_cute.models.checkpoints.stored import Scheme, StoredExperts, StoredLinear, StoredWeight
 from nvfp4_cute.models.inspect import Kind, what_runs
-from nvfp4_cute.nn import weight_only
 from nvfp4_cute.nn.experts import RoutedExperts
 from nvfp4_cute.nn.linear import QuantizedLinear
 
@@ -36,14 +35,6 @@ def test_a_linear_layer(backend, dtype):
     torch.testing.assert_close(y.double(), exact, rtol=2e-2, atol=3e-2)
     assert layer(x[:0]).shape == (0, 7, 200)
     assert torch.equal(torch.compile(layer, fullgraph=True, backend="aot_eager")(x), y)
-
-
-def test_many_rows_decode_the_same_weights(monkeypatch):
-    w, x = weights(200, 256), rows(70, 256)
-    layer = QuantizedLinear.from_quantized(w)
-    few = layer(x)
-    monkeypatch.setattr(weight_only, "_decodes_first", lambda *args: True)
-    torch.testing.assert_close(layer(x), few, rtol=1e-2, atol=1e-2)
 
 
 def test_what_it_keeps():

@@ -1,4 +1,5 @@
-"""Dual GEMMs in formats with float32 scales that have no fused kernel: two products, then torch operations.
+"""Dual GEMMs as two products, then torch operations: in formats with float32 scales that have no fused kernel, and for many
+16-bit rows, whose weights are dequantized first.
 
 Such a call takes several launches and stores both products in float32.
 """
@@ -11,10 +12,12 @@ import torch
 
 from nvfp4_cute import backends
 from nvfp4_cute.formats.block_format import BlockFormat, Formats
+from nvfp4_cute.formats.block_scaled import ScaleLayout
+from nvfp4_cute.ops.parts import dequantized
 from nvfp4_cute.ops.parts.grouped_gemm import grouped_gemm
 from nvfp4_cute.planning.arch import family_of, fp8, mmas_of
 from nvfp4_cute.planning.arch.base import check_pair
-from nvfp4_cute.problem import Gate
+from nvfp4_cute.problem import DualWeights, Gate
 from nvfp4_cute.reference import ACTIVATIONS
 
 
@@ -33,6 +36,22 @@ def is_composed(a_scale: Any, formats: Formats, backend: str, device: torch.devi
     if not has_kernels or backends.resolve(backend, device) == "reference":
         return False
     return a_scale is None or not is_fused(formats, backend, device)
+
+
+def dequantizes_first(
+    a: Any, b1: Any, b_format: BlockFormat, weight_layout: DualWeights, out_dtype: Any, backend: str
+) -> bool:
+    """Returns whether a product of 16-bit rows with both weights dequantizes them first (``parts.dequantized``).
+
+    Args:
+        a: the rows of one group.
+        b1: weights of the gate, or of both.
+        b_format, weight_layout, out_dtype, backend: see ``grouped_dual_gemm``.
+    """
+    if weight_layout not in ("separate", "concatenated"):
+        return False
+    num_b = 2 if weight_layout == "separate" else 1
+    return dequantized.is_for_gemm(a, b1, b_format, out_dtype, backend, num_b)
 
 
 def is_fused(
@@ -76,7 +95,7 @@ def compute(
     """
     a, b1, b2, a_scale, b1_scale, b2_scale = operands
     if gate.weight_layout == "concatenated":
-        (b1, b2), (b1_scale, b2_scale) = _halves(b1), _halves(b1_scale)
+        (b1, b2), (b1_scale, b2_scale) = _halves(b1), _halves(b1_scale, _row_dimension(b1_scale, **options))
     offs, masked_m = sizes
     gates, ups = (
         grouped_gemm(a, b, a_scale, scale, offs, alpha, masked_m=masked_m, out_dtype=torch.float32, **options)
@@ -101,11 +120,22 @@ def _activated(one: torch.Tensor, other: torch.Tensor, gate: Gate) -> torch.Tens
     return ACTIVATIONS[gate.activation](one) * other
 
 
-def _halves(side: Any) -> tuple[Any, Any]:
+def _row_dimension(scale: Any, *, b_format: BlockFormat, scale_layout: ScaleLayout, **_: Any) -> int:
+    """Returns the dimension of rows in scales of weights, or of row atoms in blocked scales of lists."""
+    if b_format.scale_layout != "blocked" or scale_layout != "blocked":
+        return -2
+    shape = scale[0].shape
+    if len(shape) == 6:
+        return 2 if shape[0] == 32 else 1
+    return 0
+
+
+def _halves(side: Any, dimension: int = -2) -> tuple[Any, Any]:
     """Splits weights or scales into the rows of the gate and those of the up projection; a list element by element."""
     if isinstance(side, torch.Tensor):
-        return side.chunk(2, -2)[0], side.chunk(2, -2)[1]
-    halves = [_halves(tensor) for tensor in side]
+        first, second = side.chunk(2, dimension)
+        return first, second
+    halves = [_halves(tensor, dimension) for tensor in side]
     return [first for first, _ in halves], [second for _, second in halves]
 
 

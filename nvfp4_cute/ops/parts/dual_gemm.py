@@ -118,7 +118,12 @@ def grouped_dual_gemm(
         )
         return grouped_task(a, a_scale, a_format, weights, (offs, masked_m), result, *how)
 
-    if composed_dual.is_composed(a_scale, formats, backend, first_tensor(a, b1).device):
+    is_composed = composed_dual.is_composed(a_scale, formats, backend, first_tensor(a, b1).device)
+    if a_scale is None and config is None and is_list and len(a) == len(b1) == 1:
+        is_composed |= composed_dual.dequantizes_first(
+            a[0], b1[0], b_format, weight_layout, out_dtype, backend
+        )
+    if is_composed:
         _, outs = check()
         composed_dual.compute(
             (a, b1, b2, a_scale, b1_scale, b2_scale), (alpha1, alpha2), (offs, masked_m),
@@ -218,6 +223,8 @@ def dual_gemm(
 
     is_composed = composed_dual.is_composed(a_scale, formats, backend, first_tensor(a, b1).device)
     has_batches = isinstance(a, torch.Tensor) and products.num_batches(a) > 1
+    if a_scale is None and config is None and not has_batches:
+        is_composed |= composed_dual.dequantizes_first(a, b1, b_format, weight_layout, out_dtype, backend)
     if private_api.is_traced() or has_batches or is_composed:
         rows, scales, (gates, ups), parts, results = split()
         grouped_dual_gemm(

@@ -25,6 +25,7 @@ from nvfp4_cute.operands.whole import (
     scale_or_room,
     times,
 )
+from nvfp4_cute.ops.parts import dequantized
 from nvfp4_cute.ops.traced import format_name, refuse_config, refuse_gradients, torch_dtype
 from nvfp4_cute.planning.config import KernelConfig, check_config
 from nvfp4_cute.problem import (
@@ -64,7 +65,8 @@ def gemm(
       batch's ``b``, has an SM to itself: N up to 4224 on an H200.
 
     Both document their order of summation, which depends on K alone, not on M, N, L or the GPU. Without ``a_scale``, 16-bit
-    ``a`` is multiplied without quantizing it (W4A16): K is a multiple of 32, and ``config`` is refused.
+    ``a`` is multiplied without quantizing it (W4A16): K is a multiple of 32, and ``config`` is refused. Many such rows are
+    multiplied by torch after a launch that dequantizes ``b`` where that is faster (``parts.dequantized``).
 
     Args:
         a, b: [M, K/2] and [N, K/2], or [.., .., L], K-major; rows and batches a multiple of 16 bytes apart.
@@ -101,6 +103,13 @@ def gemm(
         out_global_scale = products.for_batches(out_global_scale, a, is_in_result=True)
 
     is_weight_only = a_scale is None
+    if is_weight_only and dequantized.is_for_gemm(a, b, b_format, out_dtype, backend):
+        check_early_weights(early_weights)
+        product, result = products.check_weight_only(
+            a, b, b_scale, alpha, b_format, out, ("a", "b", "b_scale"), out_dtype, scale_layout, bias
+        )
+        dequantized.multiply(product, backend)
+        return result
     inputs = [a, b, b_scale] if is_weight_only else [a, b, a_scale, b_scale]
     if alpha is not None:
         inputs.append(alpha)

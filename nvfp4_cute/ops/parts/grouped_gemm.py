@@ -19,6 +19,8 @@ from nvfp4_cute.operands.grouped import Result, Weights
 from nvfp4_cute.operands.numbers_on_device import numbers_of
 from nvfp4_cute.operands.results import as_results, flat_outputs, new_outputs
 from nvfp4_cute.operands.whole import check_rows_format, early_weights_beside, parts, scale_or_room, times
+from nvfp4_cute.ops.parts import dequantized
+from nvfp4_cute.ops.parts.gemm import gemm
 from nvfp4_cute.ops.traced import (
     format_name,
     new_group_results,
@@ -91,6 +93,19 @@ def grouped_gemm(
     if alpha is not None:
         alpha = numbers_of(alpha, a, offs, masked_m)
         inputs.append(alpha)
+    if a_scale is None and config is None and masked_m is None:
+        how: dict[str, Any] = {
+            "b_format": b_format,
+            "out_dtype": out_dtype,
+            "scale_layout": scale_layout,
+            "backend": backend,
+        }
+        if counts == (1, 1, 1) and dequantized.is_for_gemm(a[0], b[0], b_format, out_dtype, backend):
+            (one,) = out or [None]
+            return [gemm(a[0], b[0], None, b_scale[0], alpha, out=one, early_weights=early_weights, **how)]
+        if offs is not None and dequantized.is_for_groups(a, b, b_format, alpha, out_dtype, backend):
+            check_early_weights(early_weights)
+            return _dequantized(a, b, b_scale, alpha, offs, out, **how)
     if out_global_scale is not None:
         out_global_scale = numbers_of(out_global_scale, a, offs, masked_m, is_in_result=True)
         inputs.append(out_global_scale)
@@ -109,6 +124,22 @@ def grouped_gemm(
 
     outs = call(backend, settings, inputs, group_outputs(out, is_list, out_format), check)
     return outs if out_format is None and is_list else as_results(outs, is_list, out_format, out_global_scale)
+
+
+def _dequantized(
+    a, b, b_scale, alpha, offs, out, *, b_format, out_dtype, scale_layout, backend
+) -> torch.Tensor:
+    """Computes a ragged product with dequantized weights. Rows of no group keep their values in the caller's ``out``."""
+    weights = [Weights("b", b, b_scale, "alpha", alpha, b_format)]
+    _, operands, outs = grouped.check_device_groups(
+        a, None, weights, (offs, None), Result(out, out_dtype, None), scale_layout
+    )
+    (weight,), (rows,) = operands.b, operands.activations
+    result = dequantized.multiply_groups(rows.view(a.shape), weight, operands.alpha, offs, backend)
+    if out is None:
+        return result
+    row = torch.arange(len(a), device=a.device)
+    return outs[0].copy_(torch.where((row < offs[-1])[:, None], result, outs[0]))
 
 
 def flat_inputs(sides: Sequence[Any], offs: Any, masked_m: Any) -> tuple[tuple[Any, ...], list[Any]]:

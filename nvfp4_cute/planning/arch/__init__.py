@@ -4,11 +4,14 @@ One module per family implements ``base.Family``. Other code asks ``family_of(ar
 An architecture has one family per kernel.
 """
 
+import math
 from collections.abc import Iterator, Mapping
+from functools import lru_cache
 
 from nvfp4_cute.errors import UnsupportedProblem, UnsupportedTarget
 from nvfp4_cute.formats.block_format import NVFP4, NVFP4_PAIR, BlockFormat, Formats
 from nvfp4_cute.planning.arch import (
+    dequantized,
     sm80,
     sm90,
     sm90_fp8,
@@ -138,6 +141,26 @@ def choose_weight_only(
     )
 
 
+def grouped_weight_only_us(
+    arch: str,
+    sizes: tuple[tuple[int, int, int], ...],
+    num_sms: int,
+    num_b: int = 1,
+    is_ragged: bool = False,
+    b_format: BlockFormat = NVFP4,
+) -> float:
+    """Returns the modelled time of the fastest grouped kernel in us; infinity if there is none for K.
+
+    At least one group must have work. See ``WeightOnlyFamily.choose``. Raises UnsupportedTarget if ``arch`` has no family.
+    """
+    how = num_b, is_ragged, b_format
+    try:
+        config = choose_weight_only(arch, sizes, num_sms, *how)
+    except UnsupportedProblem:
+        return math.inf
+    return weight_only_family_of(arch, config).estimate_us(sizes, config, num_sms, *how, arch)
+
+
 def is_faster_than_few_rows(
     arch: str, num_sms: int, m: int, n: int, k: int, batches: int, b_format: BlockFormat = NVFP4
 ) -> bool:
@@ -145,14 +168,42 @@ def is_faster_than_few_rows(
 
     It does not where there is none for K. Raises UnsupportedTarget if ``arch`` has none at all.
     """
-    sizes = ((m, n, k),) * batches
-    try:
-        config = choose_weight_only(arch, sizes, num_sms, b_format=b_format)
-    except UnsupportedProblem:
-        return False
-    family = weight_only_family_of(arch, config)
-    us = family.estimate_us(sizes, config, num_sms, b_format=b_format, arch=arch)
+    us = grouped_weight_only_us(arch, ((m, n, k),) * batches, num_sms, b_format=b_format)
     return us < w4a16_us(arch, num_sms, m, n, k, batches, b_format)
+
+
+def weight_only_us(
+    arch: str, num_sms: int, m: int, n: int, k: int, batches: int = 1, b_format: BlockFormat = NVFP4
+) -> float:
+    """Returns the modelled time in us of [m, k] x [n, k] per batch with 16-bit rows, in the fastest way there is.
+
+    Raises UnsupportedTarget if ``arch`` has no kernel.
+    """
+    sizes = ((m, n, k),) * batches
+    kernels = grouped_weight_only_us(arch, sizes, num_sms, b_format=b_format)
+    kernels = min(kernels, w4a16_us(arch, num_sms, m, n, k, batches, b_format))
+    if not dequantized.suits(sizes):
+        return kernels
+    return min(kernels, dequantized.estimate_us(sizes, arch, num_sms, b_format=b_format))
+
+
+@lru_cache(maxsize=4096)
+def dequantizes_first(
+    arch: str,
+    num_sms: int,
+    sizes: tuple[tuple[int, int, int], ...],
+    num_b: int = 1,
+    is_ragged: bool = False,
+    b_format: BlockFormat = NVFP4,
+) -> bool:
+    """Returns whether dequantizing the weights, then torch's product, is faster than every weight-only kernel.
+
+    See ``WeightOnlyFamily.choose``. Raises UnsupportedTarget if ``arch`` has no kernel.
+    """
+    if not dequantized.suits(sizes, num_b):
+        return False
+    us = grouped_weight_only_us(arch, sizes, num_sms, num_b, is_ragged, b_format)
+    return dequantized.estimate_us(sizes, arch, num_sms, num_b, is_ragged, b_format) < us
 
 
 def oldest_dsl(arch: str) -> tuple[int, int]:

@@ -490,24 +490,26 @@ class Pace:
     """What scales measured times of weight-only kernels to another GPU.
 
     Attributes:
-        memory_bytes: bytes that a copy moves per us and SM. clock: of SMs under load, in MHz.
+        memory_bytes: bytes that a copy moves per us and SM. clock: of SMs under load, in MHz. flops: of 16-bit products, per
+            clock and SM (``gpus.targets``).
     """
 
     memory_bytes: float
     clock: float
+    flops: float
 
 
 # An H200's is measured; of the others 0.9 times what their makers say of the GPU with most memory bandwidth an SM.
 PACES = {
-    "sm_80": Pace(17000, 1410),
-    "sm_86": Pace(10300, 1700),
-    "sm_89": Pace(7100, 2500),
-    "sm_90a": Pace(31800, 1755),
-    "sm_100a": Pace(48600, 1900),
-    "sm_103a": Pace(48600, 1900),
-    "sm_110a": Pace(12300, 1570),
-    "sm_120a": Pace(9500, 2400),
-    "sm_121a": Pace(5100, 2400),
+    "sm_80": Pace(17000, 1410, 2048),
+    "sm_86": Pace(10300, 1700, 1024),
+    "sm_89": Pace(7100, 2500, 1024),
+    "sm_90a": Pace(31800, 1755, 4096),
+    "sm_100a": Pace(48600, 1900, 8192),
+    "sm_103a": Pace(48600, 1900, 8192),
+    "sm_110a": Pace(12300, 1570, 8192),
+    "sm_120a": Pace(9500, 2400, 1024),
+    "sm_121a": Pace(5100, 2400, 1024),
 }
 H200_SMS = 132
 

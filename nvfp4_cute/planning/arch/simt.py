@@ -4,7 +4,6 @@ from dataclasses import dataclass
 
 from nvfp4_cute.errors import UnsupportedTarget
 from nvfp4_cute.formats.block_format import (
-    FP32,
     INT4_FORMATS,
     INT8,
     MXFP4,
@@ -156,25 +155,6 @@ def amax_ctas(values: int) -> int:
     if values <= AMAX_SMALL:
         return 1
     return min(-(-values // AMAX_VALUES_OF_CTA), AMAX_MAX_CTAS)
-
-
-# Rows of 16-bit activations from which dequantizing the weights and multiplying in 16 bits takes less time. Measured on
-# an H100 (``bench/notes``), where the kernel for many rows takes 1.0 to 1.3 times cuBLAS's bf16 time, and dequantizing
-# 0.9 to 1.3 times as long.
-DECODE_FIRST_ROWS = {"sm_90a": 4096}
-# Elsewhere a pass over the weights per 32 rows costs as much as dequantizing after about four passes, by their bytes.
-DECODE_FIRST_ROWS_ELSEWHERE = 128
-# torch dequantizes weights with float32 scales, which moves about 16 bytes per weight: equal to 16 passes over 8-bit
-# weights.
-DECODE_FIRST_ROWS_OF_FP32 = 512
-LEAST_DECODE_FIRST_ROWS = min(DECODE_FIRST_ROWS_ELSEWHERE, *DECODE_FIRST_ROWS.values())
-
-
-def decode_first_rows(arch: str, weights: BlockFormat = NVFP4) -> int:
-    """Returns the rows from which a linear layer with 16-bit activations dequantizes its weights first."""
-    if weights.scale == FP32 and not weights.is_int4:
-        return DECODE_FIRST_ROWS_OF_FP32
-    return DECODE_FIRST_ROWS.get(arch, DECODE_FIRST_ROWS_ELSEWHERE)
 
 
 # Rows up to which a W4A4 layer is as fast with 16-bit activations, by the number of weights that its product reads.

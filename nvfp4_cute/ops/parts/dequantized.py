@@ -1,0 +1,188 @@
+"""Weight-only products of many rows: one launch dequantizes the weights to 16 bits, then torch multiplies.
+
+``planning.arch.dequantizes_first`` chooses between this way and weight-only kernels. A CUDA graph can capture it, and the
+dequantized weights are memory of torch's allocator, freed after the product. Batch-invariant calls do not come here,
+because the order of torch's sums depends on the number of rows.
+
+Weights are dequantized in one of two ways:
+
+- bfloat16 rows with bfloat16 results: every weight is rounded to bfloat16 once, with its block scale, global scale and
+  ``alpha``. Kernels multiply the float32 sums by ``alpha`` instead, so results differ by about as much as they differ from
+  exact ones.
+- Other rows and results: weights are rounded with their block scales, and ``alpha`` multiplies float32 sums, as in kernels.
+  Values times block scales of NVFP4, MXFP4 and MXFP8 are exact in 16 bits.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch.torch_version import TorchVersion
+
+from nvfp4_cute import backends
+from nvfp4_cute.batch_invariance import is_batch_invariant
+from nvfp4_cute.compile.cache import is_planning
+from nvfp4_cute.formats.block_format import FP32, BlockFormat
+from nvfp4_cute.formats.block_scaled import BlockScaledTensor, stored_scale_shape
+from nvfp4_cute.operands.operand import Operand
+from nvfp4_cute.operands.products import Product
+from nvfp4_cute.operands.rules import ACTIVATION_DTYPES
+from nvfp4_cute.ops.dequantize import dequantize
+from nvfp4_cute.planning.arch import dequantizes_first
+from nvfp4_cute.planning.arch.dequantized import LEAST_ROWS
+from nvfp4_cute.planning.rows import rounded_rows
+
+# Architectures whose ``torch._grouped_mm`` reads the sizes of groups on the device, and torch's first release that does.
+# On others it copies them to the host, which a CUDA graph cannot capture.
+GROUPED_MM = {"sm_90a": "2.8", "sm_100a": "2.9", "sm_103a": "2.9"}
+# torch's grouped product needs rows that begin at multiples of 16 bytes.
+GROUPED_STEP = 8
+
+
+def is_for_gemm(a: Any, b: Any, b_format: BlockFormat, out_dtype: Any, backend: str, num_b: int = 1) -> bool:
+    """Returns whether ``gemm`` of 16-bit rows, or a dual GEMM with ``num_b=2``, dequantizes its weights first.
+
+    Few rows are decided without a look at the GPU, which costs host time.
+
+    Args:
+        a, b: [M, K] and the bytes of [N, K], or [.., .., L]; not yet checked.
+        b_format: format of ``b``.
+        out_dtype: dtype of the results.
+        backend: see ``gemm``.
+    """
+    if not (isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor)) or a.ndim < 2 or len(a) < LEAST_ROWS:
+        return False
+    if not _may_be(a, b, b_format, backend) or out_dtype not in (a.dtype, torch.float32):
+        return False
+    (m, k), batches = a.shape[:2], a.shape[2] if a.ndim > 2 else 1
+    gpu = backends.gpu_of(backend, a.device)
+    sizes = ((rounded_rows(m), len(b), k),) * batches
+    return dequantizes_first(gpu.arch, gpu.num_sms, sizes, num_b, False, b_format)
+
+
+def is_for_groups(a: Any, b: Any, b_format: BlockFormat, alpha: Any, out_dtype: Any, backend: str) -> bool:
+    """Returns whether a ragged grouped product of 16-bit rows dequantizes its weights first.
+
+    Args:
+        a, b: [rows, K] and the bytes of [G, N, K]; not yet checked.
+        b_format, out_dtype, backend: see :func:`is_for_gemm`.
+        alpha: factors of the groups, or None.
+    """
+    if not (isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor)) or a.ndim != 2 or b.ndim != 3:
+        return False
+    if len(a) < LEAST_ROWS or not _may_be(a, b, b_format, backend) or a.dtype != torch.bfloat16 != out_dtype:
+        return False
+    (rows, k), (groups, n, _) = a.shape, b.shape
+    if _is_by_torch(b_format) or (alpha is not None and not b_format.has_global_scale):
+        return False
+    gpu = backends.gpu_of(backend, a.device)
+    first = GROUPED_MM.get(gpu.arch)
+    if first is None or torch.__version__ < TorchVersion(first) or k % GROUPED_STEP or n % GROUPED_STEP:
+        return False
+    mean, over = divmod(rounded_rows(rows), groups)
+    sizes = ((mean + 1, n, k),) * over + ((mean, n, k),) * (groups - over)
+    return dequantizes_first(gpu.arch, gpu.num_sms, sizes, 1, True, b_format)
+
+
+def _may_be(a: torch.Tensor, b: torch.Tensor, b_format: BlockFormat, backend: str) -> bool:
+    is_served = a.dtype in ACTIVATION_DTYPES and b_format.order == "rows" and b.numel() > 0
+    return is_served and not is_batch_invariant() and backends.resolve(backend, a.device) != "reference"
+
+
+def multiply(product: Product, backend: str) -> None:
+    """Writes ``alpha * a @ b.T + bias`` to ``product.out``."""
+    a, b, out, alpha, bias = product.a, product.b, product.out, product.alpha, product.bias
+    assert isinstance(a, torch.Tensor)
+    is_rounded = out.dtype == a.dtype and (alpha is None or _folds(a.dtype, b.format))
+    weights = _dequantized(b, alpha if is_rounded else None, a.dtype, backend)
+    if is_planning():
+        return
+    with _as_it_is(a.device):
+        if is_rounded and len(a) == 1:
+            result = (
+                out[0]
+                if out[0].is_contiguous()
+                else torch.empty_like(out[0], memory_format=torch.contiguous_format)
+            )
+            if bias is None:
+                torch.mm(a[0], weights[0].t(), out=result)
+            else:
+                torch.addmm(bias.to(a.dtype), a[0], weights[0].t(), out=result)
+            if result.data_ptr() != out.data_ptr():
+                out[0].copy_(result)
+            return
+        sums = torch.bmm(a, weights.mT) if is_rounded and bias is None else _float32_sums(a, weights)
+        if alpha is not None and not is_rounded:
+            sums *= alpha.view(-1, 1, 1)
+        if bias is not None:
+            sums += bias
+        out.copy_(sums)
+
+
+def multiply_groups(
+    a: torch.Tensor, b: Operand, alpha: torch.Tensor | None, offs: torch.Tensor, backend: str
+) -> torch.Tensor:
+    """Returns ``alpha[g] * a_g @ b_g.T`` of ragged bfloat16 rows. Rows of no group hold anything.
+
+    Args:
+        a: [rows, K].
+        b: [G, N, K].
+        alpha: float32 [G], or None.
+        offs: int32 [G].
+    """
+    weights = _dequantized(b, alpha, a.dtype, backend)
+    if is_planning():
+        return a.new_empty((len(a), b.rows))
+    with _as_it_is(a.device):
+        return torch._grouped_mm(a, weights.mT, offs=offs)
+
+
+def by_casts(t: BlockScaledTensor, dtype: torch.dtype) -> torch.Tensor:
+    """Dequantizes FP8_128x128 or INT8 [..., N, K] without tables from the host, so that a CUDA graph can capture it."""
+    rows, step = t.shape[-2], t.format.block_of(t.shape[-1])
+    values = t.data.view(t.format.data_dtypes[-1]).float().unflatten(-1, (-1, step))
+    of_rows = t.scale.unsqueeze(-2).expand(*t.scale.shape[:-1], t.format.block_rows, -1)
+    of_rows = of_rows.flatten(-3, -2)[..., :rows, :]
+    return (values * of_rows[..., None]).flatten(-2).to(dtype)
+
+
+def _folds(dtype: torch.dtype, format: BlockFormat) -> bool:
+    """Returns whether weights times ``alpha`` are in the range of a dtype, whatever ``alpha`` is."""
+    return dtype == torch.bfloat16 and format.has_global_scale
+
+
+def _is_by_torch(format: BlockFormat) -> bool:
+    """Returns whether torch dequantizes a format, for which there is no kernel."""
+    return format.scale == FP32 and not format.is_int4
+
+
+def _dequantized(b: Operand, alpha: torch.Tensor | None, dtype: torch.dtype, backend: str) -> torch.Tensor:
+    """Returns [L, N, K] in a dtype, times ``alpha``."""
+    format, shape = b.format, (b.batches, b.rows, b.k)
+    scales = stored_scale_shape(format, shape, format.scale_layout)
+    data, scale = b.data.view(format.data_dtypes[-1]), b.scale.view(format.scale_dtypes[0]).reshape(scales)
+    if alpha is not None:
+        alpha = alpha.reshape(()) if alpha.numel() == 1 else alpha
+    t = BlockScaledTensor(
+        data.view(b.batches, b.rows, -1), scale, alpha, shape, format.scale_layout, format=format
+    )
+    if _is_by_torch(format):
+        return by_casts(t, dtype)
+    return dequantize(t, dtype, backend=backend)
+
+
+def _float32_sums(a: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+    """Returns ``a @ weights.mT`` in float32, [L, M, N]."""
+    if not a.is_cuda:
+        return a.float() @ weights.float().mT
+    if len(a) > 1:
+        return torch.bmm(a, weights.mT, out_dtype=torch.float32)
+    return torch.mm(a[0], weights[0].t(), out_dtype=torch.float32)[None]
+
+
+@contextmanager
+def _as_it_is(device: torch.device) -> Iterator[None]:
+    """Context manager in which torch's products keep their dtypes, also under autocast."""
+    with torch.autocast(device.type, enabled=False), torch.no_grad():
+        yield

@@ -1,0 +1,83 @@
+"""Weight-only products of many rows: one launch dequantizes the weights to 16 bits, then torch multiplies.
+
+Weight-only kernels dequantize weights for every tile of rows, and ``kernels/warp_mma`` multiplies with ``mma.sync``. From
+some number of rows on, matrix products of 16 bits save more than a pass over dequantized weights costs.
+"""
+
+from dataclasses import dataclass
+
+from nvfp4_cute.formats.block_format import FP32, NVFP4, BlockFormat
+from nvfp4_cute.planning.arch.base import PACES, live_sizes
+
+# Rows and weights below which nothing is estimated: launches bound such products.
+LEAST_ROWS = 64
+LEAST_WEIGHTS = 1 << 20
+# Bytes of dequantized weights at a time.
+MOST_BYTES = 4 << 30
+VALUE_BYTES, SUM_BYTES = 2, 4
+# Rows of a tile of torch's grouped product.
+GROUPED_ROWS = 128
+# torch dequantizes weights with float32 scales in several operations: bytes that they move per weight.
+BYTES_BY_TORCH = 16
+# The activation of a dual GEMM takes about this number of passes of torch over float32 results.
+ACTIVATION_PASSES = 10
+
+
+@dataclass(frozen=True)
+class Times:
+    """Model of both launches.
+
+    Source: dense products of 32 to 4096 rows on an H100 and an H200 (``bench/notes/2026-11-25-h100.md``,
+    ``bench/results/h200_weight_only.json``); groups of 64 to 512 rows on an H100 (``bench/results/h100_moe.json``).
+
+    Attributes:
+        launch: us of both launches without work.
+        memory: share of the bandwidth of a copy.
+        flops, grouped_flops: share of the rate of matrix units in dense and in grouped products.
+    """
+
+    launch: float = 9.0
+    memory: float = 0.92
+    flops: float = 0.75
+    grouped_flops: float = 0.5
+
+
+TIMES = Times()
+
+
+def estimate_us(
+    sizes: tuple[tuple[int, int, int], ...],
+    arch: str,
+    num_sms: int,
+    num_b: int = 1,
+    is_ragged: bool = False,
+    b_format: BlockFormat = NVFP4,
+) -> float:
+    """Returns the modelled time in us of dequantizing the weights of all groups and of the product.
+
+    Args:
+        sizes, num_b, is_ragged: see ``WeightOnlyFamily.choose``.
+        b_format: format of the weights.
+    """
+    pace, times = PACES[arch], TIMES
+    bandwidth = pace.memory_bytes * num_sms * times.memory
+    rate = pace.flops * pace.clock * num_sms * (times.grouped_flops if is_ragged else times.flops)
+    weights = sum(n * k for _, n, k in sizes) * num_b
+    stored = sum(b_format.nbytes(n, k) for _, n, k in sizes) * num_b
+    by_torch = b_format.scale == FP32 and not b_format.is_int4
+    us = (BYTES_BY_TORCH * weights if by_torch else stored + VALUE_BYTES * weights) / bandwidth
+    flops = moved = 0.0
+    for (m, n, k), count in live_sizes(sizes, is_ragged).items():
+        rows = -(-m // GROUPED_ROWS) * GROUPED_ROWS if is_ragged else m
+        flops += 2.0 * count * num_b * rows * n * k
+        moved += count * VALUE_BYTES * (num_b * n * k + m * k + num_b * m * n)
+        if num_b > 1:
+            us += count * ACTIVATION_PASSES * SUM_BYTES * m * n / bandwidth
+    return times.launch + us + max(moved / bandwidth, flops / rate)
+
+
+def suits(sizes: tuple[tuple[int, int, int], ...], num_b: int = 1) -> bool:
+    """Returns whether there are enough rows and weights, and whether dequantized weights take at most ``MOST_BYTES``."""
+    weights = num_b * sum(n * k for _, n, k in sizes)
+    rows = sum(m for m, _, _ in sizes)
+    return rows >= LEAST_ROWS and LEAST_WEIGHTS <= weights <= MOST_BYTES // VALUE_BYTES
