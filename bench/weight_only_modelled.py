@@ -24,9 +24,10 @@ Records = Mapping[str, dict[str, Any]]
 
 HEAD = """# Weight-only products, modelled
 
-us of one product of bf16 rows and NVFP4 weights with a cold L2, results in bf16. "MB" is what has to be read and written once: weights
-and scales of experts with rows, and rows. "% of memory" is that traffic over the time, in percent of the memory bandwidth (the highest
-measured one, otherwise its maker's). The launch counts, which weighs on small products. Nothing here is measured: {error}.
+us of one product of bf16 rows and NVFP4 weights with a cold L2, results in bf16. "MB" is what has to be read and written once:
+weights and scales of experts with rows, and rows. "% of memory" is that traffic over the time, in percent of the memory bandwidth
+(the highest measured one, otherwise its maker's). The launch counts, which weighs on small products. Nothing here is measured:
+{error}.
 
 Made by `python -m nvfp4_cute.bench.weight_only_modelled --results FILE --save`.
 
