@@ -1,7 +1,7 @@
 """Layers of W4A4 checkpoints on GPUs without FP4 tensor cores: each call uses the faster of 4-bit and 16-bit activations.
 
 Such a GPU dequantizes weights in any case. 16-bit activations are exact and save the launch that quantizes; 4-bit ones have the
-faster product. The faster mode depends on the number of rows and weights (``planning.arch.simt.keeps_16_bits``).
+faster product for many rows. The cost models of the kernels choose (``planning.arch.faster_rows``).
 """
 
 import torch
@@ -14,21 +14,41 @@ from nvfp4_cute.nn.linear import QuantizedLinear
 from nvfp4_cute.nn.moe import MoE, MoENVFP4
 from nvfp4_cute.nn.products import product
 from nvfp4_cute.ops.library import Operation, refuse_backward
-from nvfp4_cute.planning.arch.simt import keeps_16_bits
+from nvfp4_cute.planning.arch.faster_rows import experts_keep_16_bits, has_choice, keeps_16_bits
 
 
-def faster_mode(rows: int, weights: int, backend: str, device: torch.device) -> Mode:
-    """Returns the faster mode for a product.
+def faster_mode(rows: int, n: int, k: int, backend: str, device: torch.device) -> Mode:
+    """Returns the faster mode for the product of a linear layer.
 
     Args:
-        rows: number of activation rows, or of tokens.
-        weights: number of weight elements that the product reads.
+        rows: number of activation rows.
+        n, k: extents of the weights.
         backend: see ``gemm``.
         device: device of the weights.
     """
-    if backends.resolve(backend, device) == "reference" or is_batch_invariant():
+    if is_batch_invariant() or not _has_choice(backend, device):
         return "nvfp4"
-    return "16bit" if keeps_16_bits(backends.gpu_of(backend, device).arch, rows, weights) else "nvfp4"
+    gpu = backends.gpu_of(backend, device)
+    return "16bit" if keeps_16_bits(gpu.arch, gpu.num_sms, rows, n, k) else "nvfp4"
+
+
+def faster_mode_of_experts(rows: int, layer: MoE) -> Mode:
+    """Returns the faster mode of experts for a number of rows: tokens times experts per token."""
+    backend, device = layer.backend, layer.w13.device
+    if is_batch_invariant() or not _has_choice(backend, device):
+        return "nvfp4"
+    gpu, sizes = (
+        backends.gpu_of(backend, device),
+        (layer.num_experts, layer.hidden_size, layer.intermediate_size),
+    )
+    is_gated = layer.weight_layout != "none"
+    return "16bit" if experts_keep_16_bits(gpu.arch, gpu.num_sms, rows, *sizes, is_gated) else "nvfp4"
+
+
+def _has_choice(backend: str, device: torch.device) -> bool:
+    """Returns whether a GPU computes that has no FP4 tensor cores, but kernels for both modes."""
+    is_reference = backends.resolve(backend, device) == "reference"
+    return not is_reference and has_choice(backends.gpu_of(backend, device).arch)
 
 
 class LinearByRows(torch.nn.Module):
@@ -54,10 +74,8 @@ class LinearByRows(torch.nn.Module):
 
     def layer_of(self, rows: int) -> QuantizedLinear:
         """Returns the layer that multiplies ``rows`` rows."""
-        layer = self.quantizing
-        mode = faster_mode(
-            rows, self.in_features * self.out_features, layer.backend, layer.packed_weight.device
-        )
+        layer, sizes = self.quantizing, (self.out_features, self.in_features)
+        mode = faster_mode(rows, *sizes, layer.backend, layer.packed_weight.device)
         return self.exact if mode == "16bit" else layer
 
     def _traced(self, x: torch.Tensor) -> torch.Tensor:
@@ -89,9 +107,7 @@ class ExpertsByRows(torch.nn.Module):
         """Computes the layer's result; see MoE. A traced graph uses 4-bit activations for any number of tokens."""
         layer = self.quantizing
         if not private_api.is_traced():
-            of_expert = (layer.w13[0].numel() + layer.w2[0].numel()) * 2
-            touched = min(ids.numel(), self.num_experts) * of_expert
-            if faster_mode(len(x), touched, layer.backend, layer.w13.device) == "16bit":
+            if faster_mode_of_experts(ids.numel(), layer) == "16bit":
                 layer = self.exact
         return layer(x, ids, weights)
 
@@ -126,7 +142,7 @@ def linear_by_rows(
     """Calls ``nn.products.product`` in the faster mode for the rows of ``x``. ``exact_alpha`` is the factor for 16-bit rows."""
     run: Operation = product
     parts = (x, weight, weight_scale)
-    if faster_mode(len(x), 2 * weight.numel(), backend, x.device) == "16bit":
+    if faster_mode(len(x), len(weight), 2 * weight.shape[1], backend, x.device) == "16bit":
         return run(*parts, exact_alpha, None, False, "16bit", out_dtype, backend, bias)
     scales = (alpha, input_global_scale, finds_input_scale)
     return run(*parts, *scales, "nvfp4", out_dtype, backend, bias)
@@ -144,13 +160,12 @@ def by_rows(layer: torch.nn.Module) -> torch.nn.Module:
     """Wraps ``layer`` by rows if it has NVFP4 weights and activations and the GPU has no FP4 tensor cores."""
     if not isinstance(layer, QuantizedLinear) or layer.mode != "nvfp4":
         return layer
-    few = faster_mode(1, 0, layer.backend, layer.packed_weight.device)
-    return LinearByRows(layer) if few == "16bit" else layer
+    return LinearByRows(layer) if _has_choice(layer.backend, layer.packed_weight.device) else layer
 
 
 def experts_by_rows(layer: MoE, weight_scales: tuple[torch.Tensor, torch.Tensor]) -> torch.nn.Module:
     """Does for experts what ``by_rows`` does for linear layers."""
     if not isinstance(layer, MoENVFP4) or layer.activations != "nvfp4" or layer.bias13 is not None:
         return layer
-    few = faster_mode(1, 0, layer.backend, layer.w13.device)
-    return ExpertsByRows(layer, weight_scales) if few == "16bit" else layer
+    has_choice = _has_choice(layer.backend, layer.w13.device)
+    return ExpertsByRows(layer, weight_scales) if has_choice else layer

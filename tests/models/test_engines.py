@@ -57,7 +57,7 @@ def test_kernels_by_rows_on_two_gpus():
     kinds = {kind.name: kind for kind in inspect(Checkpoint(MOE)).kinds if kind.scheme}
     found = engines.kernels_by_rows(kinds["model.layers.*.self_attn.q_proj"], "H200", (1, 8, 512))
     assert list(found) == ["1, 8", "512"]
-    assert "w4a16" in found["1, 8"][0] and "quantize" in found["512"][0]
+    assert "w4a16_sm_90a_m8" in found["1, 8"][0] and "w4a16_sm_90a_m32" in found["512"][0]
     (names,) = engines.kernels_by_rows(kinds["model.layers.*.self_attn.q_proj"], "B200", (1,)).values()
     assert "quantize" in names[0]
     (experts,) = engines.kernels_by_rows(kinds["model.layers.*.mlp.experts"], "H200", (1,)).values()

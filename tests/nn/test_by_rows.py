@@ -10,13 +10,15 @@ from nvfp4_cute.nn import by_rows
 from nvfp4_cute.nn.by_rows import ExpertsByRows, LinearByRows, experts_by_rows
 from nvfp4_cute.nn.linear import QuantizedLinear
 from nvfp4_cute.nn.moe import MoENVFP4
-from nvfp4_cute.planning.arch.simt import keeps_16_bits
 
 
 @pytest.fixture
 def few_in_16_bits(monkeypatch):
     """Keeps 16 bits for up to four rows, also on the CPU."""
-    monkeypatch.setattr(by_rows, "faster_mode", lambda rows, *_: "16bit" if rows <= 4 else "nvfp4")
+    few = lambda most: lambda rows, *_: "16bit" if rows <= most else "nvfp4"
+    monkeypatch.setattr(by_rows, "_has_choice", lambda *_: True)
+    monkeypatch.setattr(by_rows, "faster_mode", few(4))
+    monkeypatch.setattr(by_rows, "faster_mode_of_experts", few(8))
 
 
 def linear(backend="auto"):
@@ -28,14 +30,6 @@ def linear(backend="auto"):
 
 def exact(layer):
     return QuantizedLinear.from_quantized(layer.quantized_weight, layer.bias, activations="16bit")
-
-
-@pytest.mark.parametrize(
-    "rows, weights, expected", [(1, 50e6, True), (16, 100e6, False), (32, 58e6, True), (128, 36e6, False), (129, 1, False)]
-)  # fmt: skip
-def test_the_rule_of_an_h200(rows, weights, expected):
-    assert keeps_16_bits("sm_90a", rows, weights) is expected
-    assert not keeps_16_bits("sm_100a", rows, weights)
 
 
 @pytest.mark.parametrize("rows", [1, 4, 5, 9])
@@ -87,11 +81,18 @@ def test_the_cpu_and_fp4_tensor_cores_have_no_choice():
 
 
 def test_on_an_h200_few_rows_are_not_quantized():
-    layer = by_rows.by_rows(linear("emulator:H200"))
-    names = {}
-    for rows in (1, 200):
+    whole = QuantizedLinear(4096, 4096, bias=False, input_scale=0.002, backend="emulator:H200")
+    layer, names = by_rows.by_rows(whole), {}
+    for rows in (1, 4096):
         with planning() as asked:
-            layer(torch.zeros(rows, 64).bfloat16())
+            layer(torch.zeros(rows, 4096).bfloat16())
         names[rows] = [key.to_name() for key in asked]
     assert len(names[1]) == 1 and names[1][0].startswith("nvfp4_w4a16_sm_90a_m8")
-    assert len(names[200]) == 2 and names[200][0].startswith("nvfp4_quantize")
+    assert len(names[4096]) == 2 and names[4096][0].startswith("nvfp4_quantize")
+
+
+def test_on_an_h200_few_tokens_of_experts_are_not_quantized():
+    scales = {"input_scale": 0.002, "hidden_scale": 0.01, "backend": "emulator:H200"}
+    layer = experts_by_rows(MoENVFP4(8, 512, 256, **scales), (torch.ones(2, 8), torch.ones(8)))
+    modes = {rows: by_rows.faster_mode_of_experts(rows, layer.quantizing) for rows in (8, 65536)}
+    assert modes == {8: "16bit", 65536: "nvfp4"}

@@ -157,22 +157,6 @@ def amax_ctas(values: int) -> int:
     return min(-(-values // AMAX_VALUES_OF_CTA), AMAX_MAX_CTAS)
 
 
-# Rows up to which a W4A4 layer is as fast with 16-bit activations, by the number of weights that its product reads.
-# Measured on an H200 (``bench/notes/2026-11-28-h200-w4a4-rows.md``): the quantizing launch takes 4.4 to 5 us. The
-# product of 16-bit rows takes longer by 0.07 us per million weights at 16 rows, 0.08 at 32, 0.13 at 128.
-EXACT_ROWS_WEIGHTS = {"sm_90a": ((16, 70e6), (32, 60e6), (128, 35e6))}
-
-
-def keeps_16_bits(arch: str, rows: int, weights: float) -> bool:
-    """Whether a product of W4A4 operands is at least as fast with activations that are not quantized.
-
-    Args:
-        rows: rows of activations.
-        weights: number of weights that are read.
-    """
-    return any(rows <= most and weights <= size for most, size in EXACT_ROWS_WEIGHTS.get(arch, ()))
-
-
 # ---- weight rows per CTA of the products below, whose warps take chunks of K in turn ----
 UNIT_ROWS = 32
 

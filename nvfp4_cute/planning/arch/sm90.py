@@ -386,14 +386,7 @@ def choose(problem: GroupedProblem, num_sms: int) -> KernelConfig:
             takes groups in the caller's order.
         num_sms: SMs of the device.
     """
-    # With sizes known to the host, the kernel takes the largest groups first.
-    means = sorted(problem.sizes, key=lambda size: -size[0])
-    orders = [means]
-    if problem.form == "ragged" and len(means) > 1:
-        orders = [_spread(means, size_at) for size_at in (_even_choice, _uneven_choice)]
-    # Warps of the launch that dequantizes tokens search groups whose sizes the device knows, 32 at a time, empty ones too.
-    search_us = 0.0 if problem.form == "list" else -(-len(means) // WARP_SIZE) * TIMES.search
-    orders = [[size for size in sizes if min(size) > 0] for sizes in orders]
+    orders = _orders(problem)
     most = max((m for sizes in orders for m, _, _ in sizes), default=0)
     formats = problem.a_format, problem.b_format
     tried = allowed(
@@ -415,7 +408,7 @@ def choose(problem: GroupedProblem, num_sms: int) -> KernelConfig:
         return not config.stream_k or 2 * max(stream_work(sizes, config) for sizes in orders) <= INT32_MAX
 
     def us(config: KernelConfig, is_dealt: bool) -> float:
-        searching_us = search_us if config.decode_first else 0.0
+        searching_us = _search_us(problem, config)
         return sum(_modelled_us(sizes, config, num_sms, is_dealt) + searching_us for sizes in orders)
 
     # Simulating many small tiles takes long, so skip candidates that the even share of work rules out. The first of equals wins.
@@ -428,6 +421,30 @@ def choose(problem: GroupedProblem, num_sms: int) -> KernelConfig:
         if config_us < best_us:
             best_us, best = config_us, config
     return best
+
+
+def estimate_us(problem: GroupedProblem, num_sms: int) -> float:
+    """Returns the modelled time of a launch with the chosen config in us, without the launch that quantizes rows."""
+    config, orders = choose(problem, num_sms), _orders(problem)
+    us = sum(_modelled_us(sizes, config, num_sms, True) for sizes in orders) / len(orders)
+    return us + _search_us(problem, config)
+
+
+def _orders(problem: GroupedProblem) -> list[list[tuple[int, int, int]]]:
+    """Returns sizes of groups with work, in the order in which the kernel takes them; for ragged groups of two routings."""
+    # With sizes known to the host, the kernel takes the largest groups first.
+    means = sorted(problem.sizes, key=lambda size: -size[0])
+    orders = [means]
+    if problem.form == "ragged" and len(means) > 1:
+        orders = [_spread(means, size_at) for size_at in (_even_choice, _uneven_choice)]
+    return [[size for size in sizes if min(size) > 0] for sizes in orders]
+
+
+def _search_us(problem: GroupedProblem, config: KernelConfig) -> float:
+    """Returns the time in which warps of the launch that dequantizes tokens search groups, 32 at a time, empty ones too."""
+    if problem.form == "list" or not config.decode_first:
+        return 0.0
+    return -(-len(problem.sizes) // WARP_SIZE) * TIMES.search
 
 
 def parts_of_k(problem: GroupedProblem, num_sms: int) -> int:
