@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from nvfp4_cute.custom_ops import register_with_torch as _register_with_torch
 
 if TYPE_CHECKING:
+    from nvfp4_cute.activation import Activation as Activation
     from nvfp4_cute.batch_invariance import set_batch_invariant as set_batch_invariant
     from nvfp4_cute.errors import CacheError as CacheError
     from nvfp4_cute.errors import ConfigError as ConfigError
@@ -44,7 +45,6 @@ if TYPE_CHECKING:
     from nvfp4_cute.ops.gemm import gemm as gemm
     from nvfp4_cute.ops.gemv import gemv as gemv
     from nvfp4_cute.ops.grouped_gemm import grouped_gemm as grouped_gemm
-    from nvfp4_cute.ops.options import Activation as Activation
     from nvfp4_cute.ops.options import GateUp as GateUp
     from nvfp4_cute.ops.options import Options as Options
     from nvfp4_cute.ops.quantize import grouped_quantize as grouped_quantize
@@ -69,7 +69,7 @@ INT8: "BlockFormat"
 
 # Public name -> its module. The imports above repeat this for type checkers.
 _MODULES = {
-    "Activation": "ops.options",
+    "Activation": "activation",
     "BlockFormat": "formats.block_format",
     "BlockScaledTensor": "formats.block_scaled",
     "CacheError": "errors",

@@ -1,19 +1,18 @@
 """Sizes and types of a grouped problem. ``operands.grouped`` checks what callers pass."""
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
 import torch
 
+from nvfp4_cute.activation import check_limit, parse
 from nvfp4_cute.batch_invariance import is_batch_invariant
 from nvfp4_cute.formats import block_format
 from nvfp4_cute.formats.block_format import TMA_ALIGN_BYTES as TMA_ALIGN_BYTES
 from nvfp4_cute.formats.block_format import BlockFormat
 
 INT32_MAX = 2**31 - 1
-FLOAT32_MAX = torch.finfo(torch.float32).max
 OUT_DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 NVFP4: Literal["nvfp4"] = "nvfp4"
 MXName = Literal["mxfp4", "mxfp8_e4m3", "mxfp8_e5m2"]
@@ -26,7 +25,8 @@ RESULT_FORMATS: dict[Any, BlockFormat] = {
     name: block_format.format_named(name) for name in (*get_args(ResultName), *get_args(FP8Name))
 }
 Form = Literal["list", "ragged", "masked", "batched"]
-Activation = Literal["silu", "gelu_tanh", "relu2", "swiglu_oai"]
+# Text of a function of ``activation.Activation``, without the limit.
+Activation = str
 # Layouts of a dual GEMM's weights in a kernel: two operands, or one with alternating rows of both.
 WeightLayout = Literal["separate", "interleaved_64_up_first", "interleaved_32_gate_first"]
 # Layouts that callers may pass; halves of one operand are two operands to a kernel.
@@ -152,14 +152,6 @@ class GroupedProblem:
         )
 
 
-def check_limit(limit: Any) -> None:
-    """Raises ValueError unless a gate can be clamped to it: a positive float32 number, infinity, or None."""
-    if limit is None:
-        return
-    if not isinstance(limit, int | float) or not (0 < limit <= FLOAT32_MAX or limit == math.inf):
-        raise ValueError(f"limit={limit!r:.20} is not a positive number of float32; pass None for no limit")
-
-
 def check_early_weights(early_weights: Any) -> None:
     """Raises TypeError unless ``early_weights`` is a bool."""
     if not isinstance(early_weights, bool):
@@ -183,19 +175,16 @@ class Gate:
         Args:
             second: ``b2`` and ``b2_scale``, None each if not given.
         """
-        for name, value, choices in (
-            ("activation", activation, get_args(Activation)),
-            ("weight_layout", weight_layout, get_args(DualWeights)),
-        ):
-            if value not in choices:
-                names = ", ".join(f'"{choice}"' for choice in choices)
-                raise ValueError(f"{name}={value!r} is unknown; use one of {names}")
+        function = parse(activation).function
+        if weight_layout not in get_args(DualWeights):
+            names = ", ".join(f'"{choice}"' for choice in get_args(DualWeights))
+            raise ValueError(f"weight_layout={weight_layout!r} is unknown; use one of {names}")
         check_limit(limit)
         is_separate = weight_layout == "separate"
         if any((part is not None) != is_separate for part in second):
             fix = "pass b2 and b2_scale" if is_separate else "b1 holds both; pass None for b2 and b2_scale"
             raise TypeError(f"weight_layout={weight_layout!r}: {fix}")
-        return cls(activation, limit, weight_layout)
+        return cls(function, limit, weight_layout)
 
     @property
     def is_interleaved(self) -> bool:

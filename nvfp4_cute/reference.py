@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 import torch
 
+from nvfp4_cute.activation import Activation, activation_of
 from nvfp4_cute.formats.block_format import INT8, INT8_PAIR, NVFP4, BlockFormat, ScaleLayout
 from nvfp4_cute.formats.codecs import decode_blocks
 from nvfp4_cute.formats.scale_layout import as_blocked, from_blocked, to_blocked
@@ -16,12 +17,15 @@ from nvfp4_cute.formats.slabs import in_rows
 
 OUT_DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 INTEGER_DTYPES = (*OUT_DTYPES, torch.int32)
-ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
-    "silu": torch.nn.functional.silu,
-    # Without tanh, which rounds to -1 where the result is small.
-    "gelu_tanh": lambda x: x * torch.sigmoid(math.sqrt(8 / math.pi) * (x + 0.044715 * x**3)),
-    "relu2": lambda x: x.clamp(min=0).square(),
-    "swiglu_oai": lambda x: x * torch.sigmoid(1.702 * x),
+ACTIVATIONS: dict[str, Callable[[torch.Tensor, Activation], torch.Tensor]] = {
+    "silu": lambda x, _: torch.nn.functional.silu(x),
+    # Without erf and tanh, which round to -1 where the result is small.
+    "gelu": lambda x, _: x * torch.special.erfc(-x / math.sqrt(2)) / 2,
+    "gelu_tanh": lambda x, _: x * torch.sigmoid(math.sqrt(8 / math.pi) * (x + 0.044715 * x**3)),
+    "relu": lambda x, _: x.clamp(min=0),
+    "relu2": lambda x, _: x.clamp(min=0).square(),
+    "swiglu_oai": lambda x, own: x * torch.sigmoid(own.alpha * x),
+    "situ": lambda x, own: own.beta * torch.tanh(x / own.beta) * torch.sigmoid(x),
 }
 # B is expanded to float64 in pieces of at most this many elements (128 MiB).
 CHUNK_ELEMS = 1 << 24
@@ -118,7 +122,7 @@ def grouped_dual_gemm_reference(
     alpha2: Sequence[float] | torch.Tensor | None = None,
     out_dtype: torch.dtype = torch.bfloat16,
     *,
-    activation: Literal["silu", "gelu_tanh", "relu2", "swiglu_oai"] = "silu",
+    activation: Activation | str = "silu",
     limit: float | None = None,
     weight_layout: Literal[
         "separate", "concatenated", "interleaved_64_up_first", "interleaved_32_gate_first"
@@ -129,8 +133,7 @@ def grouped_dual_gemm_reference(
 ) -> list[torch.Tensor]:
     """Computes ``activation(alpha1[g] * a[g] @ b1[g]^T) * (alpha2[g] * a[g] @ b2[g]^T)`` in float64, rounded once.
 
-    silu(x) = x / (1 + exp(-x)). gelu_tanh(x) = x * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 x^3))) / 2. relu2(x) = max(x, 0)^2.
-    swiglu_oai(x) = x / (1 + exp(-1.702 x)), with 1 added to the second factor.
+    :class:`nvfp4_cute.Activation` defines the activations.
 
     A kernel with silu may differ from this, beyond its accumulation, by these errors in units of u = 2^-24 relative to the
     result: x = alpha1 * a @ b1^T (1); -x * log2(e) (2 of the exponent, from factor and product); ex2.approx (4, and 2 |x| from
@@ -143,7 +146,7 @@ def grouped_dual_gemm_reference(
         a, b1, b2, a_scale, b1_scale, b2_scale: see :func:`grouped_gemm_reference`.
         alpha1, alpha2: one factor per group: numbers, or a float32 tensor ``[G]``. None skips the multiplication.
         out_dtype: float16, bfloat16, float32 or float64.
-        activation: "silu", "gelu_tanh", "relu2" or "swiglu_oai".
+        activation: a record or a name.
         limit: before the activation, clamps the first product to at most ``limit`` and the second to [-limit, limit].
         weight_layout: "separate", or the order in which ``b1`` [2 N, K/2] holds the rows of both products (the gate's are the
             first product's); ``b2`` and ``b2_scale`` are then None. "concatenated": gate, then up. "interleaved_64_up_first":
@@ -157,7 +160,6 @@ def grouped_dual_gemm_reference(
 
     Raises:
         TypeError, ValueError: for the reasons of :func:`grouped_gemm_reference`.
-        KeyError: the activation is unknown.
     """
     if weight_layout == "separate":
         products = list(zip(b1, b1_scale, strict=True)), list(zip(b2 or (), b2_scale or (), strict=True))
@@ -174,14 +176,22 @@ def grouped_dual_gemm_reference(
         )
         for product, alpha in zip(products, (alpha1, alpha2), strict=True)
     )  # fmt: skip
-    return [_combined(gate, up, activation, limit).to(out_dtype) for gate, up in zip(gates, ups, strict=True)]
+    own = activation_of(activation, limit)
+    return [activated(gate, up, own).to(out_dtype) for gate, up in zip(gates, ups, strict=True)]
 
 
-def _combined(gate: torch.Tensor, up: torch.Tensor, activation: str, limit: float | None) -> torch.Tensor:
-    """Computes ``activation(gate) * up``; ``limit`` clamps both, and "swiglu_oai" adds 1 to ``up``."""
-    if limit is not None:
+def activated(gate: torch.Tensor, up: torch.Tensor | None, activation: Activation) -> torch.Tensor:
+    """Computes ``activation(gate) * up`` in the dtype of ``gate``, or ``activation(gate)`` without ``up``; see ``Activation``."""
+    apply = ACTIVATIONS[activation.name]
+    if up is None:
+        return apply(gate, activation)
+    if (limit := activation.limit) is not None:
         gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
-    return ACTIVATIONS[activation](gate) * (up + 1 if activation == "swiglu_oai" else up)
+    if activation.name == "swiglu_oai":
+        up = up + 1
+    if (bound := activation.linear_beta) is not None:
+        up = bound * torch.tanh(up / bound)
+    return apply(gate, activation) * up
 
 
 def separate_weights(
@@ -303,7 +313,7 @@ def weight_only_dual_reference(
     alpha2: float | torch.Tensor | None = None,
     out_dtype: torch.dtype = torch.bfloat16,
     *,
-    activation: Literal["silu", "gelu_tanh", "relu2", "swiglu_oai"] = "silu",
+    activation: Activation | str = "silu",
     limit: float | None = None,
     weight_layout: str = "separate",
     scale_layout: ScaleLayout = "blocked",
@@ -326,7 +336,7 @@ def weight_only_dual_reference(
         weight_only_reference(a, b, scale, alpha, torch.float64, scale_layout=scale_layout, b_format=b_format)
         for (b, scale), alpha in zip(products, (alpha1, alpha2), strict=True)
     )
-    return _combined(gate, up, activation, limit).to(out_dtype)
+    return activated(gate, up, activation_of(activation, limit)).to(out_dtype)
 
 
 def expand_operand(

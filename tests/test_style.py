@@ -31,7 +31,7 @@ FOLDERS = {
 
 # Lowest first. A module imports from its own row and from rows above it in this list, never from below.
 LAYERS = (
-    ("errors", "custom_ops", "env", "launch_table", "private_api", "terminal"),
+    ("activation", "errors", "custom_ops", "env", "launch_table", "private_api", "terminal"),
     ("emulator",),
     ("timing",),
     ("batch_invariance", "formats", "gpus"),
@@ -59,6 +59,7 @@ LAYERS = (
 )
 # Modules that kernels may import besides cutlass, each other, and their family in planning.arch.
 LEAVES = (
+    "activation",
     "errors",
     "formats.block_format",
     "formats.codecs",

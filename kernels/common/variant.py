@@ -21,7 +21,7 @@ class GroupedGemmVariant:
         a_format, b_format: formats of ``a`` and of every ``b``. Weight-only kernels have ``is_bf16`` instead of ``a_format``.
         is_bf16: whether 16-bit ``a`` is bfloat16, otherwise float16.
         out_m_major: whether columns rather than rows of the output are contiguous.
-        activation: activation of a dual GEMM's first product: "silu", "gelu_tanh", "relu2" or "swiglu_oai"; None for one product.
+        activation: activation of a dual GEMM's first product, as text of ``nvfp4_cute.activation``; None for one product.
         weight_layout: layout of a dual GEMM's weights: "separate", or a name that says how a single ``b`` holds the rows of both.
         has_limit: whether a dual GEMM's products are clamped before they are combined.
         bias_dtype: dtype of the bias of a single product; None without one.

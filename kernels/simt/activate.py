@@ -14,12 +14,21 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32, Int64, Uint32
 
+from nvfp4_cute.activation import (
+    GELU_CUBIC,
+    GELU_LINEAR,
+    NORMAL,
+    NORMAL_MAX,
+    NORMAL_SLOPE,
+    TANH,
+    TANH_SMALL,
+    parse,
+)
 from nvfp4_cute.formats.block_format import BlockFormat
 from nvfp4_cute.launch_table import Activate
 from nvfp4_cute.planning.arch.simt import ROW_WARPS, WARP_SIZE
 
 from ..common import ptx
-from ..common.activation import GELU_CUBIC, GELU_LINEAR, OAI_SLOPE
 from ..common.encode import Encoding
 from ..common.global_access import KEEP, global_scalar, load_words
 from ..common.launch_record import read_record
@@ -28,7 +37,7 @@ from ..common.select import select
 from ..common.versions import PROGRAMMATIC_FROM, compiles_for
 from .expert_rows import PlainRows, QuantizedRows, scale_word
 from .quantize import unpack
-from .silu import sigmoid
+from .silu import exp_minus, sigmoid
 
 BLOCK = 16
 BLOCK_WORDS = BLOCK // 2
@@ -60,7 +69,7 @@ class ActivateKernel:
     Args:
         is_bf16: whether h and bias are bfloat16, else float16.
         format: format of the results; None for results of h's type.
-        activation: "silu", "gelu_tanh", "relu2" or "swiglu_oai".
+        activation: text of ``nvfp4_cute.activation``.
         gate_layout: "concatenated" or "interleaved"; "none" without a gate.
         has_limit: whether gate and up are clamped.
         has_bias: whether each expert has a row that is added to its rows.
@@ -83,7 +92,7 @@ class ActivateKernel:
     ):
         self.is_bf16 = is_bf16
         self.quantizes = format is not None
-        self.activation = activation
+        self.activation = parse(activation)
         self.gate_layout = gate_layout
         self.has_limit = has_limit
         self.has_bias = has_bias
@@ -165,8 +174,10 @@ class ActivateKernel:
                 if cutlass.const_expr(self.has_limit):
                     gate = ptx.min_nan(gate, limit)
                     up = ptx.max_nan(ptx.min_nan(up, limit), -limit)
-                if cutlass.const_expr(self.activation == "swiglu_oai"):
+                if cutlass.const_expr(self.activation.name == "swiglu_oai"):
                     up = ptx.add_f32(up, Float32(1.0))
+                if cutlass.const_expr(self.activation.linear_beta is not None):
+                    up = _bounded(up, self.activation.linear_beta)
                 values[i] = ptx.mul_f32(self.activate(gate), up)
 
     def load(self, operands: ActivateOperands, h: Int64, bias: Int64, column: Int32) -> list:
@@ -198,15 +209,53 @@ class ActivateKernel:
     def activate(self, x: Float32) -> Float32:
         """Returns the activation of one value."""
         result = x
-        if cutlass.const_expr(self.activation == "relu2"):
+        if cutlass.const_expr(self.activation.name == "relu2"):
             positive = select(x < 0.0, Float32(0.0), x)
             result = ptx.mul_f32(positive, positive)
-        elif cutlass.const_expr(self.activation == "gelu_tanh"):
+        elif cutlass.const_expr(self.activation.name == "relu"):
+            result = select(x < 0.0, Float32(0.0), x)
+        elif cutlass.const_expr(self.activation.name == "gelu"):
+            result = _gelu(x)
+        elif cutlass.const_expr(self.activation.name == "situ"):
+            result = ptx.mul_f32(_bounded(x, self.activation.beta), sigmoid(x))
+        elif cutlass.const_expr(self.activation.name == "gelu_tanh"):
             cube = ptx.mul_f32(ptx.mul_f32(x, x), x)
             inner = ptx.add_f32(x, ptx.mul_f32(cube, Float32(GELU_CUBIC)))
             result = ptx.mul_f32(x, sigmoid(ptx.mul_f32(inner, Float32(GELU_LINEAR))))
-        elif cutlass.const_expr(self.activation == "swiglu_oai"):
-            result = ptx.mul_f32(x, sigmoid(ptx.mul_f32(x, Float32(OAI_SLOPE))))
+        elif cutlass.const_expr(self.activation.name == "swiglu_oai"):
+            result = ptx.mul_f32(x, sigmoid(ptx.mul_f32(x, Float32(self.activation.alpha))))
         else:
             result = ptx.mul_f32(x, sigmoid(x))
         return result
+
+
+@cute.jit
+def _gelu(x: Float32) -> Float32:
+    """Returns "gelu" of one value."""
+    a = ptx.min_nan(ptx.abs_f32(x), Float32(NORMAL_MAX))
+    t = ptx.rcp_f32(ptx.add_f32(ptx.mul_f32(a, Float32(NORMAL_SLOPE)), Float32(1.0)))
+    power = exp_minus(ptx.mul_f32(ptx.mul_f32(a, a), Float32(0.5)))
+    below = ptx.mul_f32(ptx.mul_f32(_series(NORMAL, t), t), power)
+    return ptx.add_f32(select(x < 0.0, Float32(0.0), x), -ptx.mul_f32(a, below))
+
+
+@cute.jit
+def _bounded(x: Float32, bound: cutlass.Constexpr) -> Float32:
+    """Returns ``bounded`` of ``experts.activation``."""
+    z = ptx.mul_f32(x, Float32(1.0 / bound))
+    square, a = ptx.mul_f32(z, z), ptx.abs_f32(z)
+    small = ptx.add_f32(ptx.mul_f32(z, ptx.mul_f32(square, _series(TANH, square))), z)
+    e = exp_minus(ptx.add_f32(a, a))
+    rest, whole = ptx.add_f32(Float32(1.0), -e), ptx.add_f32(e, Float32(1.0))
+    large = ptx.mul_f32(rest, ptx.rcp_f32(whole))
+    # exp_minus of NaN is a number, and the series is chosen for NaN.
+    tanh = select(a > TANH_SMALL, select(z < 0.0, -large, large), small)
+    return ptx.mul_f32(tanh, Float32(bound))
+
+
+def _series(coefficients: tuple, x: Float32) -> Float32:
+    """Returns a polynomial by Horner's rule, products and sums rounded each."""
+    total = Float32(coefficients[-1])
+    for coefficient in reversed(coefficients[:-1]):
+        total = ptx.add_f32(ptx.mul_f32(total, x), Float32(coefficient))
+    return total

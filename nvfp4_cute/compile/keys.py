@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from nvfp4_cute.activation import symbol
 from nvfp4_cute.errors import ConfigError, UnsupportedProblem, UnsupportedTarget
 from nvfp4_cute.formats import block_format
 from nvfp4_cute.formats.block_format import BlockFormat
@@ -126,7 +127,7 @@ class KernelKey:
         suffix += f"_{self.weight_layout}" * (self.weight_layout != "separate")
         pair = self.a_format, self.b_format
         suffix += f"_{pair[0]}_x_{pair[1]}" * (pair != (block_format.NVFP4, block_format.NVFP4))
-        operation = "grouped_gemm" if self.activation is None else f"grouped_dual_gemm_{self.activation}"
+        operation = "grouped_gemm" if self.activation is None else f"grouped_dual_gemm_{symbol(self.activation)}"
         operation = "gemm_chain" if self.is_chain else operation
         return f"nvfp4_{operation}_{self.arch}_{groups}_{self.config.to_name()}_{dtype}{suffix}"
 

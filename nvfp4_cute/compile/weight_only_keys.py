@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 
+from nvfp4_cute.activation import symbol
 from nvfp4_cute.compile.keys import bias_suffix, cutlass_dtype, kernel_class
 from nvfp4_cute.errors import ConfigError, UnsupportedProblem
 from nvfp4_cute.formats.block_format import NVFP4, BlockFormat
@@ -70,7 +71,7 @@ class WeightOnlyKey:
         groups = f"g{self.num_groups}" if self.form == "list" else self.form
         operation, suffix = "weight_only_gemm", "_alpha" * self.has_alpha + bias_suffix(self.bias_dtype)
         if self.gate is not None:
-            operation = f"weight_only_dual_gemm_{self.gate.activation}"
+            operation = f"weight_only_dual_gemm_{symbol(self.gate.activation)}"
             suffix += "_limit" * (self.gate.limit is not None)
             suffix += f"_{self.gate.weight_layout}" * (self.gate.weight_layout != "separate")
         dtypes = f"{dtype_name(self.dtype)}_{dtype_name(self.out_dtype)}"

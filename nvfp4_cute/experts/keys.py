@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 
+from nvfp4_cute.activation import symbol
 from nvfp4_cute.compile.keys import cutlass_dtype
 from nvfp4_cute.compile.simt_keys import SimtKey
 from nvfp4_cute.formats.block_format import NVFP4, BlockFormat
@@ -118,7 +119,7 @@ class ActivateKey(SimtKey):
     def _name(self) -> str:
         options = "_limit" * self.has_limit + "_bias" * self.has_bias + "_scaled" * self.has_global_scale
         operation = "activate_16bit" if self.format is None else f"activate{_suffix(self.format)}"
-        return f"moe_{operation}_{self.arch}_{dtype_name(self.dtype)}_{self.activation}_{self.gate_layout}{options}"
+        return f"moe_{operation}_{self.arch}_{dtype_name(self.dtype)}_{symbol(self.activation)}_{self.gate_layout}{options}"
 
 
 @dataclass(frozen=True)

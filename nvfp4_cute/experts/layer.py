@@ -6,6 +6,7 @@ import torch
 import torch.distributed as dist
 
 from nvfp4_cute import private_api
+from nvfp4_cute.activation import check_limit
 from nvfp4_cute.backends.calls import chain
 from nvfp4_cute.experts.checks import check_first_expert
 from nvfp4_cute.experts.combine import add_up, check_call
@@ -15,7 +16,7 @@ from nvfp4_cute.experts.placement import Placement
 from nvfp4_cute.experts.products import Activations, ExpertLayout, LocalExperts
 from nvfp4_cute.experts.tensor_parallel import add_shares
 from nvfp4_cute.operands import rules as checks
-from nvfp4_cute.problem import Activation, check_limit
+from nvfp4_cute.problem import Activation
 
 Parallel = Literal["experts", "tensor"]
 
@@ -71,7 +72,7 @@ def moe(
             "16bit". The weights' format must have a product with it: MXFP4 and MXFP8 go with rows of either, FP8_128x128 with
             "fp8_1x128", INT8 with "int8". Ranks of a group send 16-bit rows to each other, or NVFP4 rows if all experts
             quantize alike.
-        activation: "silu", "gelu_tanh", "relu2" or "swiglu_oai" (gpt-oss); see ``grouped_dual_gemm``.
+        activation: text of ``nvfp4_cute.activation``, such as "silu".
         limit: clamps the gate to at most ``limit`` and up to [-limit, limit].
         weight_layout: order of w13's rows: "concatenated" [gate; up], "interleaved" with alternating rows, "none" without a
             gate, or an interleaved layout of ``grouped_dual_gemm``.

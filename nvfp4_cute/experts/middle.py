@@ -6,8 +6,9 @@ from itertools import pairwise
 
 import torch
 
+from nvfp4_cute.activation import parse
 from nvfp4_cute.backends.calls import run
-from nvfp4_cute.experts.activation import ACTIVATIONS, GateLayout, activate_rows
+from nvfp4_cute.experts.activation import GateLayout, activate_rows
 from nvfp4_cute.experts.checks import check_ids, check_row_format, check_rows, check_vector
 from nvfp4_cute.experts.keys import ActivateKey
 from nvfp4_cute.experts.new_rows import new_rows
@@ -43,7 +44,7 @@ def activate_quantize(
         h: float16 or bfloat16 results of the first product: [R, 2 N], or [R, N] without a gate; rows a multiple of 16 bytes
             apart. R is at most T * k and at least the number of rows in ``order``.
         ids, order, first_expert: see ``permute``.
-        activation: "silu", "gelu_tanh", "relu2" or "swiglu_oai" (gpt-oss).
+        activation: text of ``nvfp4_cute.activation``, such as "silu".
         gate_layout: "concatenated": the gate's columns, then up's; "interleaved": alternating columns, the gate's first;
             "none".
         limit: clamps the gate to at most ``limit`` and up to [-limit, limit].
@@ -115,7 +116,7 @@ def _activate(
         global_scale=global_scale,
         data=data,
         scale=scale,
-        activation=activation,
+        activation=parse(activation).function,
         gate_layout=gate_layout,
         limit=None if gate_layout == "none" else limit,
         first_expert=first_expert,
@@ -129,7 +130,7 @@ def _check(h, ids, order: Permutation, activation: str, gate_layout: str, bias, 
     checks.check_tensors({"h": h, "ids": ids}, {"bias": bias, "global_scale": global_scale})
     check_rows("h", h)
     check_ids(ids)
-    checks.check_choice("activation", activation, ACTIVATIONS)
+    parse(activation)
     checks.check_choice("gate_layout", gate_layout, ("concatenated", "interleaved", "none"))
     rows, columns = h.shape
     n = columns if gate_layout == "none" else columns // 2

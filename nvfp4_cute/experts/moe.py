@@ -5,13 +5,13 @@ from typing import TYPE_CHECKING, Literal
 
 import torch
 
+from nvfp4_cute.activation import SILU, Activation, activation_of
 from nvfp4_cute.experts.layer import moe as moe_of_parts
 from nvfp4_cute.experts.placement import Placement
 from nvfp4_cute.experts.products import Activations, ExpertLayout
 from nvfp4_cute.experts.weights import ExpertWeights
 from nvfp4_cute.formats.block_format import NVFP4
 from nvfp4_cute.formats.block_scaled import BlockScaledTensor
-from nvfp4_cute.ops.options import SILU, Activation, activation_of
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -128,7 +128,7 @@ def moe(
     if isinstance(second.alpha, tuple):
         raise TypeError("w2.alpha is a tuple; the second product has one factor per expert")
     return moe_of_parts(
-        x, topk_ids, topk_weights, first.weight, second.weight, activations=how.format, activation=act.name, limit=act.limit,
+        x, topk_ids, topk_weights, first.weight, second.weight, activations=how.format, activation=act.function, limit=act.limit,
         weight_layout=first.layout, input_scale=how.input_scale, hidden_scale=how.hidden_scale, alpha13=first.alpha,
         alpha2=second.alpha, bias13=first.bias, bias2=second.bias, shared=shared, first_expert=ranks.first_expert,
         group=ranks.group, placement=ranks.placement, capacity=ranks.capacity, parallel=ranks.divide, backend=backend,

@@ -7,9 +7,9 @@ from typing import Any, Literal, get_args
 import torch
 
 from nvfp4_cute import backends, private_api
+from nvfp4_cute.activation import check_limit, parse
 from nvfp4_cute.batch_invariance import is_batch_invariant
 from nvfp4_cute.errors import UnsupportedProblem
-from nvfp4_cute.experts.activation import ACTIVATIONS
 from nvfp4_cute.experts.checks import check_expert_weights, check_row_scales
 from nvfp4_cute.experts.gather import gather_as, quantize_rows
 from nvfp4_cute.experts.middle import activate, activate_quantize
@@ -31,7 +31,6 @@ from nvfp4_cute.problem import (
     GroupedProblem,
     OutDtype,
     ResultName,
-    check_limit,
     num_weights,
 )
 
@@ -70,7 +69,7 @@ class LocalExperts:
         """Checks these arguments of ``moe``. Raises TypeError or ValueError if shapes do not fit ``x``."""
         checks.check_choice("activations", activations, get_args(Activations))
         check_row_scales(activations, input_scale=input_scale, hidden_scale=hidden_scale)
-        checks.check_choice("activation", activation, ACTIVATIONS)
+        activation = parse(activation).function
         checks.check_choice("weight_layout", weight_layout, LAYOUTS)
         check_limit(limit)
         experts = _check_weights(x, w13, w2, weight_layout)

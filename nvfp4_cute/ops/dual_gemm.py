@@ -5,16 +5,14 @@ from typing import Any, overload
 
 import torch
 
+from nvfp4_cute.activation import SILU, Activation, activation_of
 from nvfp4_cute.formats.block_scaled import BlockScaledTensor
 from nvfp4_cute.operands.results import group_tensor, own_outputs
 from nvfp4_cute.ops import parts
 from nvfp4_cute.ops.options import (
-    SILU,
-    Activation,
     Factor,
     GateUp,
     Options,
-    activation_of,
     check_operand,
     check_operands,
     gate_up_of,
@@ -98,7 +96,7 @@ def dual_gemm(
         check_operand("w.up", w.up)
     run = running(parts.dual_gemm, how)
     return run(
-        a, w.gate, w.up, None, None, None, w.gate_alpha, w.up_alpha, activation=act.name, limit=act.limit,
+        a, w.gate, w.up, None, None, None, w.gate_alpha, w.up_alpha, activation=act.function, limit=act.limit,
         weight_layout=w.layout, out=out, out_dtype=out_dtype, out_global_scale=out_global_scale,
         early_weights=how.prefetch_weights, backend=backend, config=how.config,
     )  # fmt: skip
@@ -234,7 +232,7 @@ def grouped_dual_gemm(
         check_operands("w.up", w.up, is_list=is_list)
     run = running(parts.grouped_dual_gemm, how)
     result = run(
-        a, w.gate, w.up, None, None, None, w.gate_alpha, w.up_alpha, offs=offs, masked_m=masked_m, activation=act.name,
+        a, w.gate, w.up, None, None, None, w.gate_alpha, w.up_alpha, offs=offs, masked_m=masked_m, activation=act.function,
         limit=act.limit, weight_layout=w.layout, out=own_outputs(out, is_list), out_dtype=out_dtype,
         out_global_scale=out_global_scale, early_weights=how.prefetch_weights, backend=backend, config=how.config,
     )  # fmt: skip

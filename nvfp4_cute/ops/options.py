@@ -1,4 +1,4 @@
-"""Records that group arguments of the operations: ``Options``, ``Activation`` and ``GateUp``."""
+"""Records that group arguments of the operations: ``Options`` and ``GateUp``."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -13,7 +13,6 @@ from nvfp4_cute.errors import UnsupportedProblem
 from nvfp4_cute.formats.block_scaled import BLOCK_SCALED, BlockScaledTensor
 from nvfp4_cute.operands.group_sizes import debug
 from nvfp4_cute.planning.config import KernelConfig, check_config
-from nvfp4_cute.problem import Activation as ActivationName
 from nvfp4_cute.problem import DualWeights, check_early_weights
 
 Weights = BlockScaledTensor | Sequence[BlockScaledTensor]
@@ -47,23 +46,6 @@ class Options:
     def __post_init__(self):
         check_config(self.config)
         check_early_weights(self.prefetch_weights)
-
-
-@dataclass(frozen=True)
-class Activation:
-    """The activation of a gated layer: ``activation(gate) * up``.
-
-    Attributes:
-        name: "silu": x * sigmoid(x). "gelu_tanh": x * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 x^3))) / 2. "relu2": max(x, 0)^2.
-            "swiglu_oai" (gpt-oss): x * sigmoid(1.702 x), times up + 1.
-        limit: before the activation, clamps the gate to at most ``limit`` and up to [-limit, limit]. None does not clamp.
-    """
-
-    name: ActivationName = "silu"
-    limit: float | None = None
-
-
-SILU = Activation("silu")
 
 
 @dataclass(frozen=True, eq=False)
@@ -155,17 +137,6 @@ def check_operands(name: str, given: Any, *, is_list: bool, takes_16_bits: bool 
 
 def _kind(value: object) -> str:
     return "None" if value is None else f"a {type(value).__name__}"
-
-
-def activation_of(activation: Any) -> Activation:
-    """Converts a name to an ``Activation`` and returns a record unchanged. Raises TypeError for anything else."""
-    if isinstance(activation, str):
-        return Activation(activation)  # type: ignore[arg-type]
-    if not isinstance(activation, Activation):
-        raise TypeError(
-            f'activation={activation!r} is not an Activation; pass nvfp4_cute.Activation("silu"), or its name'
-        )
-    return activation
 
 
 def gate_up_of(w: Any) -> GateUp:

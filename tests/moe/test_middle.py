@@ -7,10 +7,12 @@ import pytest
 import torch
 from oracle import assert_bitwise_equal
 
+from nvfp4_cute.activation import NAMES, activation_of
 from nvfp4_cute.backends.emulator import observe
-from nvfp4_cute.experts.activation import ACTIVATIONS, activate_rows
+from nvfp4_cute.experts.activation import activate_rows
 from nvfp4_cute.experts.middle import activate, activate_quantize
 from nvfp4_cute.experts.permutation import permute
+from nvfp4_cute.reference import activated
 
 ARCHS = ("sm_80", "sm_90a", "sm_100a", "sm_120a")
 
@@ -63,11 +65,14 @@ def some(rows, columns, dtype, seed=0):
     return h.to(dtype)
 
 
-# One case per layout.
+BOUNDED = "situ(beta=4.0,linear_beta=25.0)"
+TEXTS = (*NAMES, BOUNDED, "swiglu_oai(alpha=1.5)")
 FAST = (
     ("relu2", "none", "sm_90a"),
     ("gelu_tanh", "interleaved", "sm_100a"),
     ("swiglu_oai", "concatenated", "sm_90a"),
+    (BOUNDED, "concatenated", "sm_120a"),
+    ("gelu", "interleaved", "sm_80"),
 )
 VARIANTS = [
     pytest.param(
@@ -78,7 +83,7 @@ VARIANTS = [
         marks=() if n == 96 and kind in FAST else pytest.mark.slow,
     )
     for n, dtype in ((96, torch.bfloat16), (544, torch.float16))
-    for kind in product(ACTIVATIONS, ("concatenated", "interleaved", "none"), ARCHS)
+    for kind in product(TEXTS, ("concatenated", "interleaved", "none"), ARCHS)
 ]
 
 
@@ -102,23 +107,42 @@ def test_modes(mode):
 
 
 def test_the_operations_are_the_formulas():
-    x, up = 5 * torch.randn(2, 64, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    """The float64 formulas of torch, to a few float32 roundings; both arrangements of the columns; limits."""
+    x, up = 5 * torch.randn(2, 4096, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     x, up = x.float().double(), up.float().double()
+    functional = torch.nn.functional
     want = {
-        "silu": torch.nn.functional.silu(x) * up,
-        "gelu_tanh": torch.nn.functional.gelu(x, approximate="tanh") * up,
+        "silu": functional.silu(x) * up,
+        "gelu": functional.gelu(x) * up,
+        "gelu_tanh": functional.gelu(x, approximate="tanh") * up,
+        "relu": x.relu() * up,
         "relu2": x.relu().square() * up,
         "swiglu_oai": (up + 1) * x * torch.sigmoid(1.702 * x),
+        "swiglu_oai(alpha=1.5)": (up + 1) * x * torch.sigmoid(1.5 * x),
+        "situ": torch.tanh(x) * torch.sigmoid(x) * up,
+        BOUNDED: 4 * torch.tanh(x / 4) * torch.sigmoid(x) * (25 * torch.tanh(up / 25)),
     }
+    assert set(want) == set(TEXTS)
     for activation, value in want.items():
         h = torch.cat([x, up]).view(1, -1).float()
         got = activate_rows(h, activation, "concatenated", None)[0]
         torch.testing.assert_close(got.double(), value, rtol=3e-6, atol=1e-6)
         pairs = torch.stack([x, up], 1).view(1, -1).float()
         assert torch.equal(activate_rows(pairs, activation, "interleaved", None)[0], got)
-    cut = activate_rows(h, "swiglu_oai", "concatenated", 2.0)[0].double()
-    gate, up = x.clamp(max=2), up.clamp(-2, 2)
-    torch.testing.assert_close(cut, (up + 1) * gate * torch.sigmoid(1.702 * gate), rtol=3e-6, atol=1e-6)
+        cut = activate_rows(h, activation, "concatenated", 2.0)[0].double()
+        of_reference = activated(x, up, activation_of(activation, 2.0))
+        torch.testing.assert_close(cut, of_reference, rtol=3e-6, atol=1e-6)
+        torch.testing.assert_close(activated(x, up, activation_of(activation)), value, rtol=1e-12, atol=1e-12)
+
+
+def test_small_and_large_arguments_keep_their_relative_accuracy():
+    """Where 1 + erf and 1 - exp would cancel, and on both sides of the point where tanh changes its formula."""
+    x = torch.cat([-torch.logspace(-6, 1, 400), torch.logspace(-6, 1, 400), torch.linspace(0.55, 0.65, 200)])
+    for activation in ("gelu", "situ"):
+        got = activate_rows(x.view(1, -1), activation, "none", None)[0].double()
+        want = activated(x.double(), None, activation_of(activation))
+        units = (4 * x.double() ** 2 if activation == "gelu" else 3 * x.abs().double()) + 16
+        assert bool(((got - want).abs() <= units * 2.0**-24 * want.abs()).all()), activation
 
 
 def test_refusals():

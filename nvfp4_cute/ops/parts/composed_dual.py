@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from nvfp4_cute import backends
+from nvfp4_cute.activation import activation_of
 from nvfp4_cute.formats.block_format import BlockFormat, Formats
 from nvfp4_cute.formats.block_scaled import ScaleLayout
 from nvfp4_cute.ops.parts import dequantized
@@ -18,7 +19,7 @@ from nvfp4_cute.ops.parts.grouped_gemm import grouped_gemm
 from nvfp4_cute.planning.arch import family_of, fp8, mmas_of
 from nvfp4_cute.planning.arch.base import check_pair
 from nvfp4_cute.problem import DualWeights, Gate
-from nvfp4_cute.reference import ACTIVATIONS
+from nvfp4_cute.reference import activated
 
 
 def is_composed(a_scale: Any, formats: Formats, backend: str, device: torch.device) -> bool:
@@ -101,23 +102,15 @@ def compute(
         grouped_gemm(a, b, a_scale, scale, offs, alpha, masked_m=masked_m, out_dtype=torch.float32, **options)
         for b, scale, alpha in ((b1, b1_scale, alphas[0]), (b2, b2_scale, alphas[1]))
     )
+    activation = activation_of(gate.activation, gate.limit)
     for out, one, other in zip(outs, _listed(gates), _listed(ups), strict=True):
-        result = _activated(one, other, gate).to(out.dtype)
+        result = activated(one, other, activation).to(out.dtype)
         row = torch.arange(out.shape[-2], device=out.device)
         if offs is not None:
             result = torch.where((row < offs[-1])[:, None], result, out)
         elif masked_m is not None:
             result = torch.where((row < masked_m[:, None])[..., None], result, out)
         out.copy_(result)
-
-
-def _activated(one: torch.Tensor, other: torch.Tensor, gate: Gate) -> torch.Tensor:
-    """Returns ``activation(one) * other`` in float32, with the limit applied first."""
-    if gate.limit is not None:
-        one, other = one.clamp(max=gate.limit), other.clamp(-gate.limit, gate.limit)
-    if gate.activation == "swiglu_oai":
-        other = other + 1
-    return ACTIVATIONS[gate.activation](one) * other
 
 
 def _row_dimension(scale: Any, *, b_format: BlockFormat, scale_layout: ScaleLayout, **_: Any) -> int:
