@@ -5,8 +5,7 @@ such as "silu", else "situ(beta=4.0,linear_beta=25.0)". Custom operations, keys 
 """
 
 import math
-from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, get_args
 
 FLOAT32_MAX = 3.4028234663852886e38
@@ -30,6 +29,14 @@ NORMAL = (
 # tanh(z) / z - 1 = z^2 * (TANH[0] + ... + z^6 * TANH[3]) for |z| up to TANH_SMALL, to 2^-23.5.
 TANH_SMALL = 0.6
 TANH = (-0.33332598209381104, 0.13313116133213043, -0.05221179872751236, 0.015612617135047913)
+
+
+def check_limit(limit: Any) -> None:
+    """Raises ValueError unless a gate can be clamped to it: a positive float32 number, infinity, or None."""
+    if limit is None:
+        return
+    if not isinstance(limit, int | float) or not (0 < limit <= FLOAT32_MAX or limit == math.inf):
+        raise ValueError(f"limit={limit!r:.20} is not a positive number of float32; pass None for no limit")
 
 
 @dataclass(frozen=True)
@@ -56,6 +63,8 @@ class Activation:
     alpha: float | None = None
     beta: float | None = None
     linear_beta: float | None = None
+    function: str = field(init=False, repr=False, compare=False)
+    """The text of the function, without its limit."""
 
     def __post_init__(self):
         if self.name not in NAMES:
@@ -69,36 +78,44 @@ class Activation:
                 object.__setattr__(self, constant, own.get(constant))
             elif constant not in own:
                 owner = next(name for name, constants in CONSTANTS.items() if constant in constants)
-                raise ValueError(f"{constant}={value!r} is a constant of {owner!r}; leave it out for {self.name!r}")
-            elif isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= FLOAT32_MAX:
+                raise ValueError(
+                    f"{constant}={value!r} is a constant of {owner!r}; leave it out for {self.name!r}"
+                )
+            elif (
+                isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= FLOAT32_MAX
+            ):
                 raise ValueError(f"{constant}={value!r:.20} is not a positive number of float32")
 
-    @cached_property
-    def function(self) -> str:
-        """The text of the function, without its limit."""
-        own = CONSTANTS.get(self.name, {})
         told = [f"{c}={float(v)!r}" for c, default in own.items() if (v := getattr(self, c)) != default]
-        return f"{self.name}({','.join(told)})" if told else self.name
+        object.__setattr__(self, "function", f"{self.name}({','.join(told)})" if told else self.name)
 
 
-@lru_cache(maxsize=256)
-def _parsed(function: str) -> Activation:
-    name, _, rest = function.partition("(")
-    try:
-        pairs = (pair.partition("=") for pair in rest[:-1].split(",") if rest)
-        constants: dict[str, Any] = {constant.strip(): float(value) for constant, _, value in pairs}
-        return Activation(name, **constants)  # type: ignore[arg-type]
-    except TypeError as error:  # a constant that no activation has
-        raise ValueError(f"activation={function!r}: {error}") from None
+# Text of a function -> its record, for all texts that were parsed. torch.compile traces reads of a dict, but no lru_cache.
+_records: dict[str, Activation] = {name: Activation(name) for name in NAMES}
+SILU = _records["silu"]
 
 
 def parse(function: Any) -> Activation:
     """Returns the activation of a text. Raises ValueError for anything that is not a text of an activation."""
-    return _parsed(function) if isinstance(function, str) else Activation(function)
+    if not isinstance(function, str):
+        return Activation(function)
+    if function not in _records:
+        name, _, rest = function.partition("(")
+        try:
+            pairs = (pair.partition("=") for pair in rest[:-1].split(",") if rest)
+            constants: dict[str, Any] = {constant.strip(): float(value) for constant, _, value in pairs}
+            record = Activation(name, **constants)  # type: ignore[arg-type]
+        except TypeError as error:  # a constant that no activation has
+            raise ValueError(f"activation={function!r}: {error}") from None
+        _records[function] = _records[record.function] = record
+    return _records[function]
 
 
 def activation_of(activation: Any, limit: float | None = None) -> Activation:
-    """Returns the record of an activation or of its name, with this limit where one is given. Raises TypeError for other types."""
+    """Returns the record of an activation or of its name, with this limit where one is given.
+
+    Raises TypeError for other types, and ValueError for an unknown name.
+    """
     if isinstance(activation, str):
         activation = parse(activation)
     if not isinstance(activation, Activation):
@@ -111,15 +128,6 @@ def activation_of(activation: Any, limit: float | None = None) -> Activation:
 
 def symbol(function: str) -> str:
     """Returns the text as a part of a kernel's name."""
-    return function.translate({ord(a): b for a, b in zip("(=,).-+", ("_", "", "_", "", "p", "m", ""), strict=True)})
-
-
-def check_limit(limit: Any) -> None:
-    """Raises ValueError unless a gate can be clamped to it: a positive float32 number, infinity, or None."""
-    if limit is None:
-        return
-    if not isinstance(limit, int | float) or not (0 < limit <= FLOAT32_MAX or limit == math.inf):
-        raise ValueError(f"limit={limit!r:.20} is not a positive number of float32; pass None for no limit")
-
-
-SILU = Activation("silu")
+    return function.translate(
+        {ord(a): b for a, b in zip("(=,).-+", ("_", "", "_", "", "p", "m", ""), strict=True)}
+    )

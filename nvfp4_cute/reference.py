@@ -17,7 +17,7 @@ from nvfp4_cute.formats.slabs import in_rows
 
 OUT_DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 INTEGER_DTYPES = (*OUT_DTYPES, torch.int32)
-ACTIVATIONS: dict[str, Callable[[torch.Tensor, Activation], torch.Tensor]] = {
+ACTIVATIONS: dict[str, Callable[[torch.Tensor, Any], torch.Tensor]] = {
     "silu": lambda x, _: torch.nn.functional.silu(x),
     # Without erf and tanh, which round to -1 where the result is small.
     "gelu": lambda x, _: x * torch.special.erfc(-x / math.sqrt(2)) / 2,

@@ -180,14 +180,12 @@ def _experts(module: Any, activation: Any, way: Way, device: torch.device) -> Ro
 
     asked: Any = way
     activations = mode_of(asked, "auto", device)
-    name, limit = activation if isinstance(activation, tuple) else (activation, None)
     hidden = width // 2 if has_gate else width
     is_quantized = activations == "nvfp4"
     scales: dict[str, Any] = {"input_scale": INPUT_SCALE, "hidden_scale": INPUT_SCALE} if is_quantized else {}
     layer = MoENVFP4.from_quantized(
         one(width, features), one(features, hidden), bias13=bias(width), bias2=bias(features), activations=activations,
-        activation=name, limit=limit,
-        weight_layout="concatenated" if has_gate else "none", **scales,
+        activation=activation, weight_layout="concatenated" if has_gate else "none", **scales,
     )  # fmt: skip
     return RoutedExperts(layer)
 

@@ -77,7 +77,7 @@ def _sigmoid(x: Float32) -> Float32:
 
 @cute.jit
 def _gelu(x: Float32) -> Float32:
-    """Returns x * (1 + erf(x / sqrt(2))) / 2 by ``activation.NORMAL``, whose product with exp(-x^2 / 2) keeps small results exact."""
+    """Returns x * (1 + erf(x / sqrt(2))) / 2 by ``activation.NORMAL``, which keeps the relative accuracy of small results."""
     a = ptx.min_nan(ptx.abs_f32(x), Float32(NORMAL_MAX))
     t = cute.arch.rcp_approx(Float32(1.0) + NORMAL_SLOPE * a)
     below = Float32(NORMAL[-1])

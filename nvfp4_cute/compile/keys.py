@@ -127,7 +127,9 @@ class KernelKey:
         suffix += f"_{self.weight_layout}" * (self.weight_layout != "separate")
         pair = self.a_format, self.b_format
         suffix += f"_{pair[0]}_x_{pair[1]}" * (pair != (block_format.NVFP4, block_format.NVFP4))
-        operation = "grouped_gemm" if self.activation is None else f"grouped_dual_gemm_{symbol(self.activation)}"
+        operation = (
+            "grouped_gemm" if self.activation is None else f"grouped_dual_gemm_{symbol(self.activation)}"
+        )
         operation = "gemm_chain" if self.is_chain else operation
         return f"nvfp4_{operation}_{self.arch}_{groups}_{self.config.to_name()}_{dtype}{suffix}"
 

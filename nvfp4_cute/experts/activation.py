@@ -18,7 +18,7 @@ Every line is IEEE 754 float32 operations, each rounded to nearest even; sigmoid
 exp(y) is e to the power of -y. A layer without a gate computes activation(x + bias). NaN stays NaN.
 """
 
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 
@@ -30,7 +30,6 @@ from nvfp4_cute.activation import (
     NORMAL_SLOPE,
     TANH,
     TANH_SMALL,
-    Activation,
     parse,
 )
 from nvfp4_cute.formats.silu import exp_minus, sigmoid
@@ -38,8 +37,8 @@ from nvfp4_cute.formats.silu import exp_minus, sigmoid
 GateLayout = Literal["concatenated", "interleaved", "none"]
 
 
-def activate(x: torch.Tensor, activation: Activation) -> torch.Tensor:
-    """Computes line 3 for float32 ``x``."""
+def activate(x: torch.Tensor, activation: Any) -> torch.Tensor:
+    """Computes line 3 for float32 ``x`` and an ``Activation``."""
     name = activation.name
     if name in ("relu", "relu2"):
         positive = torch.where(x < 0, 0.0, x)
@@ -58,7 +57,7 @@ def activate(x: torch.Tensor, activation: Activation) -> torch.Tensor:
     return x * sigmoid(x * activation.alpha if name == "swiglu_oai" else x)
 
 
-def _bounded(x: torch.Tensor, bound: float | None) -> torch.Tensor:
+def _bounded(x: torch.Tensor, bound: float) -> torch.Tensor:
     z = x * (1.0 / bound)
     square = z * z
     small = z * (square * _series(TANH, square)) + z

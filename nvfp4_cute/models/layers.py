@@ -1,11 +1,11 @@
 """Makes modules from the layers that a checkpoint stores."""
 
 from dataclasses import replace
-from functools import partial
 from typing import Any, Literal
 
 import torch
 
+from nvfp4_cute.activation import Activation, activation_of
 from nvfp4_cute.errors import CheckpointError
 from nvfp4_cute.experts import weights as moe_weights
 from nvfp4_cute.experts.products import FUSED_ROWS
@@ -31,12 +31,10 @@ from nvfp4_cute.nn.activations import Activations, mode_of, must_keep_16_bits, r
 from nvfp4_cute.nn.by_rows import by_rows, experts_by_rows
 from nvfp4_cute.nn.embedding import QuantizedEmbedding
 from nvfp4_cute.nn.experts import (
-    ACTIVATIONS,
-    Activation,
+    HiddenFunction,
     Projection,
     RoutedExperts,
     SortedExperts,
-    swiglu_oai,
 )
 from nvfp4_cute.nn.linear import K_STEP, QuantizedLinear
 from nvfp4_cute.nn.moe import MoE, MoENVFP4
@@ -178,7 +176,7 @@ def embedding_module(
 
 def experts_module(
     stored: StoredExperts,
-    activation: str | tuple[str, float] | Activation,
+    activation: str | HiddenFunction,
     *,
     dtype: torch.dtype,
     device: torch.device | str,
@@ -193,7 +191,7 @@ def experts_module(
 
     Args:
         stored: the experts.
-        activation: a name of ``nn.experts.ACTIVATIONS``, a pair of "swiglu_oai" and its limit, or a function.
+        activation: an ``Activation`` or its name, or a function; see ``nn.experts.SortedExperts``.
         dtype, device, backend: see ``linear_module``.
         activations: for experts with 4-bit activations in their scheme. "auto" keeps 16 bits on a GPU whose tensor cores do not
             multiply FP4, if it has a launch for all experts. "by_rows" uses the faster mode in each call (``nn.by_rows``).
@@ -201,6 +199,8 @@ def experts_module(
             may have different ones.
         decode: see ``linear_module``.
     """
+    if isinstance(activation, str):
+        activation = activation_of(activation)
     rounding, place = stored.scheme.activations, torch.device(device)
     keeps_16_bits = rounding in FOUR_BITS and _keeps_16_bits(activations, backend, place, decode)
     if keeps_16_bits or (rounding is not None and must_keep_16_bits(backend, place)):
@@ -240,7 +240,7 @@ def _weight_scales(stored: StoredExperts, device: torch.device) -> tuple[torch.T
 
 def _whole_experts(
     stored: StoredExperts,
-    activation: str | tuple[str, float] | Activation,
+    activation: HiddenFunction,
     rows: str | None,
     keep_two_factors: bool,
     *,
@@ -249,20 +249,15 @@ def _whole_experts(
     backend: str,
 ) -> RoutedExperts | None:
     """Makes experts that one call of ``moe`` computes; None if it does not support them."""
-    name: Any
-    name, limit = activation if isinstance(activation, tuple) else (activation, None)
-    if _is_moe(stored, name, keep_two_factors, backend, torch.device(device)):
+    if not isinstance(activation, Activation):
+        return None
+    if _is_moe(stored, keep_two_factors):
         exact = [as_nvfp4(_moved(w, device)) for w in (stored.w13, stored.w2)]
         if all(one is not None for one in exact):
-            layer = _moe_module(stored, exact, rows, name, limit, dtype=dtype, backend=backend)
+            layer = _moe_module(stored, exact, rows, activation, dtype=dtype, backend=backend)
             return RoutedExperts(layer)
     first, second = (_direct(_moved(w, device), stored.scheme, backend) for w in (stored.w13, stored.w2))
-    if (
-        first is None
-        or second is None
-        or name not in ACTIVATIONS
-        or not _has_whole_blocks(stored, first.format)
-    ):
+    if first is None or second is None or not _has_whole_blocks(stored, first.format):
         return None
     rounding = stored.scheme.activations
     if rounding is not None and (first.format.is_int4 or any(w.shape[2] % K_STEP for w in (first, second))):
@@ -270,20 +265,15 @@ def _whole_experts(
     own = KERNEL_DTYPE if dtype == torch.float32 else dtype  # dtype of rows, and so of biases
     bias13, bias2 = (None if b is None else b.to(device, own) for b in (stored.w13_bias, stored.w2_bias))
     whole = MoE.from_quantized(
-        first, second, bias13=bias13, bias2=bias2, activations=rounding or "16bit", activation=name, limit=limit,
+        first, second, bias13=bias13, bias2=bias2, activations=rounding or "16bit", activation=activation,
         weight_layout="concatenated" if stored.has_gate else "none", dtype=own, backend=backend,
     )  # fmt: skip
     return RoutedExperts(whole)
 
 
-def _function_of(activation: str | tuple[str, float] | Activation) -> str | Activation:
-    """Returns the activation with its limit."""
-    return partial(swiglu_oai, limit=activation[1]) if isinstance(activation, tuple) else activation
-
-
 def _sorted_experts(
     stored: StoredExperts,
-    activation: str | tuple[str, float] | Activation,
+    activation: HiddenFunction,
     rows: str | None,
     *,
     dtype: torch.dtype,
@@ -304,7 +294,7 @@ def _sorted_experts(
         weights = [_scaled(w.dequantize(), f).to(dtype) for w, f, _ in moved]
     inputs = [None if one is None else one.to(device) for one in (stored.w13_input, stored.w2_input)]
     return SortedExperts(
-        [Projection(w, bias) for w, (_, _, bias) in zip(weights, moved, strict=True)], _function_of(activation),
+        [Projection(w, bias) for w, (_, _, bias) in zip(weights, moved, strict=True)], activation,
         activations=rows or "16bit", inputs=(inputs[0], inputs[1]), backend=backend,
     )  # fmt: skip
 
@@ -355,12 +345,9 @@ def _has_whole_blocks(stored: StoredExperts, format: BlockFormat) -> bool:
     return not stored.has_gate or stored.w13.shape[1] % (2 * format.block_rows) == 0
 
 
-def _is_moe(
-    stored: StoredExperts, activation: Any, keep_two_factors: bool, backend: str, device: torch.device
-) -> bool:
+def _is_moe(stored: StoredExperts, keep_two_factors: bool) -> bool:
     """Returns whether MoENVFP4 supports the experts, provided that NVFP4 can represent their values."""
-    rounding = stored.scheme.activations
-    if rounding not in ("nvfp4", None) or activation not in ACTIVATIONS:
+    if stored.scheme.activations not in ("nvfp4", None):
         return False
     has_two = stored.has_gate and (keep_two_factors or not _is_one_factor(stored.w13_global))
     if has_two and (stored.w13_bias is not None or stored.w13.shape[1] % FUSED_ROWS):
@@ -377,8 +364,7 @@ def _moe_module(
     stored: StoredExperts,
     exact: Any,
     rows: Any,
-    activation: Any,
-    limit: float | None,
+    activation: Activation,
     *,
     dtype: torch.dtype,
     backend: str,
@@ -405,7 +391,7 @@ def _moe_module(
         scales = {"input_scale": stored.w13_input, "hidden_scale": stored.w2_input}
     return MoENVFP4.from_quantized(
         weights(exact[0], factors), weights(exact[1], stored.w2_global), bias13=bias13, bias2=bias2,
-        activations=rows or "16bit", activation=activation, limit=limit,
+        activations=rows or "16bit", activation=activation,
         weight_layout="concatenated" if stored.has_gate else "none",
         dtype=own, backend=backend, **scales,
     )  # fmt: skip

@@ -15,10 +15,9 @@ for one call.
 
 import contextlib
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +37,7 @@ from transformers.quantizers.base import HfQuantizer
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
 from nvfp4_cute import private_api
+from nvfp4_cute.activation import Activation
 from nvfp4_cute.errors import CheckpointError
 from nvfp4_cute.formats.block_scaled import quantize
 from nvfp4_cute.models.attention import GROUPED, grouped_sdpa
@@ -57,26 +57,29 @@ from nvfp4_cute.models.layers import embedding_module, experts_module, linear_mo
 from nvfp4_cute.models.router import fuse_routers
 from nvfp4_cute.nn.activations import Activations, check_activations
 from nvfp4_cute.nn.embedding import reason_against
-from nvfp4_cute.nn.experts import Activation, EqualGroups, Projection, SortedExperts, swiglu_oai
+from nvfp4_cute.nn.experts import EqualGroups, HiddenFunction, Projection, SortedExperts
 from nvfp4_cute.nn.fused import fuse as fuse_layers
 from nvfp4_cute.nn.kept import keep_decoded as keep_decoded_weights
 from nvfp4_cute.nn.seen import Place, Seen
+from nvfp4_cute.reference import activated
 from nvfp4_cute.terminal import bar
 
 NAME = "nvfp4_cute"
 METHODS = tuple(READERS)
-# The only slope of swiglu_oai for which there are kernels.
-SWIGLU_ALPHA = 1.702
 # Subclasses of torch.nn.Linear with a forward of their own that computes the same.
 PLAIN_LINEARS = ("FalconLinear",)
 OTHER_MODEL = "these are different models; fetch config.json and tensors of one checkpoint"
 # Dtypes, as files name them, that are not converted to floating-point values.
 INTEGERS = ("I64", "I32", "I16", "I8", "U8", "BOOL")
+# Limits above this one clamp nothing.
+LARGEST_LIMIT = 1e6
 # Names of activations by the classes of transformers (and torch) that compute them.
 ACTIVATION_NAMES = {
     "SiLU": "silu",
     "SiLUActivation": "silu",
+    "GELUActivation": "gelu",
     "GELUTanh": "gelu_tanh",
+    "ReLU": "relu",
     "ReLUSquaredActivation": "relu2",
 }
 
@@ -340,30 +343,46 @@ class _PendingExperts(torch.nn.Module):
         self.is_equal = type(experts).__name__ == "Llama4TextExperts"
 
 
-def activation_of(experts: Any) -> str | tuple[str, float] | Activation:
+def activation_of(experts: Any) -> HiddenFunction:
     """Returns the activation of transformers' experts, in the form of ``layers.experts_module``.
 
     Raises:
         CheckpointError: the module has no activation.
     """
     if hasattr(experts, "alpha") and hasattr(experts, "limit"):
-        if experts.alpha == SWIGLU_ALPHA:
-            return "swiglu_oai", experts.limit
-        return partial(swiglu_oai, alpha=experts.alpha, limit=experts.limit)
+        return Activation("swiglu_oai", experts.limit, experts.alpha)
     function = getattr(experts, "act_fn", None)
+    name: Any = ACTIVATION_NAMES.get(type(function).__name__)
+    own_gate = getattr(type(experts), "_apply_gate", None)
+    if own_gate is not None and own_gate.__name__ != "_default_apply_gate":
+        gate_of = lambda gate, up: experts._apply_gate(torch.cat([gate, up], -1))
+        return _clamped(experts, name, gate_of) or gate_of
     if function is None:
         raise CheckpointError(
             f"{type(experts).__name__} has no act_fn, and is not a known module of experts; report the model"
         )
-    own_gate = getattr(type(experts), "_apply_gate", None)
-    if own_gate is not None and own_gate.__name__ != "_default_apply_gate":
-        return lambda gate, up: experts._apply_gate(torch.cat([gate, up], -1))
-    name = ACTIVATION_NAMES.get(type(function).__name__)
-    if not getattr(experts, "has_gate", True):
-        return name if name == "relu2" else function
-    if name in ("silu", "gelu_tanh"):
-        return name
-    return lambda gate, up: function(gate) * up
+    if name is not None:
+        return Activation(name)
+    return function if not getattr(experts, "has_gate", True) else lambda gate, up: function(gate) * up
+
+
+def _clamped(experts: Any, name: Any, gate_of: Callable[..., torch.Tensor]) -> Activation | None:
+    """Returns the activation with the module's limit that computes what ``gate_of`` does; None if none does."""
+    limit, alpha = (
+        getattr(experts, own, None) or getattr(experts, f"swiglu_{own}", None) for own in ("limit", "alpha")
+    )
+    if (
+        not isinstance(limit, int | float)
+        or not 0 < limit < LARGEST_LIMIT
+        or (name is None and alpha is None)
+    ):
+        return None
+    known = Activation(name, limit) if alpha is None else Activation("swiglu_oai", limit, alpha)
+    line = torch.linspace(-2 * limit, 2 * limit, 65, device="cpu")
+    gate, up = torch.meshgrid(line, line, indexing="ij")
+    with torch.device("cpu"):
+        got = gate_of(gate, up)
+    return known if torch.allclose(got, activated(gate, up, known), rtol=1e-5, atol=1e-5) else None
 
 
 def experts_forward(
@@ -427,8 +446,6 @@ def quantized_experts(experts: Any, activations: Any = "nvfp4") -> SortedExperts
         Projection(quantize(w.detach().contiguous(), global_scale="per_batch"), b) for w, b in sides
     ]
     activation = activation_of(experts)
-    if isinstance(activation, tuple):
-        activation = partial(swiglu_oai, limit=activation[1])
     return SortedExperts(projections, activation, activations=activations)
 
 

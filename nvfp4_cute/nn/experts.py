@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.nn import functional
 
+from nvfp4_cute.activation import Activation, activation_of
 from nvfp4_cute.experts.checks import kernel_ids
 from nvfp4_cute.formats.block_format import NVFP4, BlockFormat, format_named
 from nvfp4_cute.formats.block_scaled import BlockScaledTensor
@@ -20,25 +21,10 @@ from nvfp4_cute.ops.parts.grouped_gemm import grouped_gemm
 from nvfp4_cute.ops.quantize import grouped_quantize_parts as grouped_quantize
 from nvfp4_cute.ops.quantize import quantize
 from nvfp4_cute.problem import OUT_DTYPES
+from nvfp4_cute.reference import activated
 
-# Maps (gate, up), or (up) where there is no gate, to the hidden activations; float tensors [rows, I].
-Activation = Callable[..., torch.Tensor]
-
-
-def swiglu_oai(
-    gate: torch.Tensor, up: torch.Tensor, alpha: float = 1.702, limit: float = 7.0
-) -> torch.Tensor:
-    """Computes gpt-oss's ``(up + 1) * gate * sigmoid(alpha * gate)`` with gate clamped to ``limit``, up to [-limit, limit]."""
-    gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
-    return (up + 1) * gate * torch.sigmoid(alpha * gate)
-
-
-ACTIVATIONS: dict[str, Activation] = {
-    "silu": lambda gate, up: functional.silu(gate) * up,
-    "gelu_tanh": lambda gate, up: functional.gelu(gate, approximate="tanh") * up,
-    "swiglu_oai": swiglu_oai,
-    "relu2": lambda up: functional.relu(up).square(),
-}
+# An activation, or a function of (gate, up), or of (up) where there is no gate, to the hidden activations; float [rows, I].
+HiddenFunction = Activation | Callable[..., torch.Tensor]
 
 
 class Rows(NamedTuple):
@@ -110,7 +96,7 @@ class SortedExperts(KeepsBits):
 
     Args:
         projections: weights of gate and up, or of up, then of down; all block-scaled, or all in 16 bits.
-        activation: a name of ACTIVATIONS, or a function of (gate, up), or of (up) where there is no gate.
+        activation: an ``Activation`` or its name, or a function of (gate, up), or of (up) where there is no gate.
         activations: format of rows that are multiplied, a name of ``rounded.ROUNDED_FORMATS``, or "16bit". Block-scaled weights
             have to have a product with it; rows of 16-bit weights are rounded to it.
         inputs: float32 [E], calibrated global scales of x and of the hidden activations, for NVFP4 rows; None computes them
@@ -133,17 +119,15 @@ class SortedExperts(KeepsBits):
     def __init__(
         self,
         projections: Sequence[Projection],
-        activation: str | Activation = "silu",
+        activation: str | HiddenFunction = "silu",
         *,
         activations: str = "16bit",
         inputs: tuple[torch.Tensor | None, torch.Tensor | None] = (None, None),
         backend: str = "auto",
     ):
         super().__init__()
-        if isinstance(activation, str) and activation not in ACTIVATIONS:
-            raise ValueError(
-                f"activation={activation!r} is none of {', '.join(ACTIVATIONS)}; pass a function"
-            )
+        if isinstance(activation, str):
+            activation = activation_of(activation)
         check_choice("activations", activations, ("16bit", *ROUNDED_FORMATS))
         self.projections = torch.nn.ModuleList(projections)
         down = projections[-1]
@@ -223,8 +207,12 @@ class SortedExperts(KeepsBits):
             sides: products of gate and up, or of up.
             own: the expert of each row, 0 to E - 1.
         """
-        function = ACTIVATIONS[self.activation] if isinstance(self.activation, str) else self.activation
-        h = function(*(side.float() for side in sides)).to(sides[0].dtype)
+        wide = [side.float() for side in sides]
+        if isinstance(self.activation, Activation):
+            h = activated(wide[0], wide[1] if len(wide) > 1 else None, self.activation)
+        else:
+            h = self.activation(*wide)
+        h = h.to(sides[0].dtype)
         return h if self.second_rows is None else self.second_rows(h, own)
 
     def _ready(

@@ -22,7 +22,10 @@ SHARED_NAMES = (
 MLP_NAMES = ("gate_proj", "up_proj", "down_proj")
 ACTIVATION_FUNCTIONS: dict[Activation, Callable[[torch.Tensor], torch.Tensor]] = {
     "silu": functional.silu,
+    "gelu": functional.gelu,
     "gelu_tanh": lambda x: functional.gelu(x, approximate="tanh"),
+    "relu": functional.relu,
+    "relu2": lambda x: functional.relu(x).square(),
 }
 # Values of the test that finds out which formula a module computes: small ones in steps, and ones that a limit would cut off.
 TRIED = 64

@@ -5,13 +5,13 @@ from typing import Any
 import torch
 
 from nvfp4_cute import private_api
+from nvfp4_cute.activation import activation_of
 from nvfp4_cute.backends.last_chains import LastChains
 from nvfp4_cute.formats.block_format import NVFP4
 from nvfp4_cute.nn.linear import QuantizedLinear
 from nvfp4_cute.nn.products import Weights, gated_product
 from nvfp4_cute.nn.seen import Seen
 from nvfp4_cute.nn.shared_input import is_one_input_scale
-from nvfp4_cute.operands.rules import check_choice
 from nvfp4_cute.problem import Activation
 
 
@@ -28,7 +28,7 @@ class GatedMLP(torch.nn.Module):
         gate_proj, up_proj: [I, H], without biases.
         down_proj: [H, I].
         act_fn: called where layers are called one by one.
-        activation: what ``act_fn`` computes, "silu" or "gelu_tanh".
+        activation: what ``act_fn`` computes, such as "silu"; see :class:`nvfp4_cute.Activation`.
 
     Raises:
         TypeError: a layer is not a QuantizedLinear.
@@ -61,7 +61,7 @@ class GatedMLP(torch.nn.Module):
                 raise ValueError(
                     f"{name} has weights of {layer.format.title}; the launch of gate and up takes NVFP4"
                 )
-        check_choice("activation", activation, ("silu", "gelu_tanh"))
+        activation = activation_of(activation).function
         if gate_proj.bias is not None or up_proj.bias is not None:
             raise ValueError("gate_proj or up_proj has a bias; the launch of both adds none")
         width, hidden = gate_proj.out_features, gate_proj.in_features

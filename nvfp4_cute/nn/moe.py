@@ -7,8 +7,8 @@ import torch
 import torch.distributed as dist
 
 from nvfp4_cute import backends, private_api
+from nvfp4_cute.activation import SILU, Activation, activation_of
 from nvfp4_cute.errors import UnsupportedProblem
-from nvfp4_cute.experts.activation import ACTIVATIONS
 from nvfp4_cute.experts.checks import check_expert_weights, check_first_expert, check_row_scales, kernel_ids
 from nvfp4_cute.experts.layer import Parallel, check_division, moe
 from nvfp4_cute.experts.placement import Placement
@@ -31,7 +31,6 @@ from nvfp4_cute.nn.seen import Seen
 from nvfp4_cute.nn.state import NamesFormats
 from nvfp4_cute.nn.weights import as_words, kept_bias, scales_of, zeros
 from nvfp4_cute.operands.rules import check_choice, global_scales
-from nvfp4_cute.problem import Activation, check_limit
 
 # Rows of operands start at multiples of 16 bytes.
 K_STEP = 32
@@ -95,7 +94,9 @@ class MoE(NamesFormats):
             and w2 different block sizes.
         activations: see ``moe``. NVFP4 weights: "nvfp4" or "16bit". MX weights: "mxfp8_e4m3", "mxfp8_e5m2", "mxfp4" or "16bit".
             FP8_128x128: "16bit" or "fp8_1x128". INT8: "16bit" or "int8". int4: "16bit". None selects the first of these.
-        activation, limit, weight_layout: see ``moe``.
+        activation: an ``Activation`` or its name.
+        limit: its limit, for an activation given by name.
+        weight_layout: see ``moe``.
         input_scale, hidden_scale: calibrated global scales of x and of the hidden activations: a number, or one per expert;
             None for 1. Only NVFP4 activations have them.
         bias: whether there are biases.
@@ -169,7 +170,7 @@ class MoE(NamesFormats):
         *,
         format: BlockFormat | str | tuple[BlockFormat | str, BlockFormat | str] = NVFP4,
         activations: Activations | None = None,
-        activation: Activation = "silu",
+        activation: Activation | str = SILU,
         limit: float | None = None,
         weight_layout: ExpertLayout = "concatenated",
         input_scale: Any = None,
@@ -192,9 +193,8 @@ class MoE(NamesFormats):
             raise ValueError(
                 f"activations={activations!r} with {format.title} weights; use {' or '.join(map(repr, ROWS[format]))}"
             )
-        check_choice("activation", activation, ACTIVATIONS)
+        act = activation_of(activation, limit)
         check_choice("weight_layout", weight_layout, LAYOUTS)
-        check_limit(limit)
         check_row_scales(activations, input_scale=input_scale, hidden_scale=hidden_scale)
         check_first_expert(first_expert)
         for name, kind, value in (
@@ -218,7 +218,7 @@ class MoE(NamesFormats):
             intermediate_size,
         )
         self.activations = activations
-        self.activation, self.limit, self.weight_layout = activation, limit, weight_layout
+        self.activation, self.limit, self.weight_layout = act.function, act.limit, weight_layout
         self.formats = formats
         self.first_expert, self.backend = first_expert, backend
         self.parallel = parallel

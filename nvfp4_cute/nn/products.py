@@ -140,7 +140,7 @@ def gated_product(
         input_global_scale: global scale of quantized rows of ``x``.
         hidden_global_scale: global scale of the hidden activations, already a factor of ``down.alpha``.
         finds_input_scale, finds_hidden_scale: whether this function computes these scales and multiplies the factors by them.
-        activation: "silu" or "gelu_tanh".
+        activation: text of ``nvfp4_cute.activation``.
         mode: "16bit", or the format to which rows are quantized.
         out_dtype, backend: see ``gemm``.
         bias: bias of ``down``; see ``gemm``.

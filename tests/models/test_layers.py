@@ -6,6 +6,7 @@ import pytest
 import torch
 from checkpoint_files import MODELOPT, experts, write
 
+from nvfp4_cute.activation import Activation
 from nvfp4_cute.errors import CheckpointError
 from nvfp4_cute.models.checkpoints import Checkpoint
 from nvfp4_cute.models.checkpoints.stored import Scheme, StoredLinear, StoredWeight
@@ -47,7 +48,9 @@ def test_biases_of_a_model_in_float32():
     x = torch.randn(3, 128, generator=torch.Generator().manual_seed(0)).bfloat16()
     ids, weights = torch.tensor([[0, 1], [2, 3], [1, 0]]), torch.full((3, 2), 0.5)
     y, expected = (
-        experts_module(stored, ("swiglu_oai", 7.0), dtype=dtype, device="cpu")(x.to(dtype), ids, weights)
+        experts_module(stored, Activation("swiglu_oai", 7.0), dtype=dtype, device="cpu")(
+            x.to(dtype), ids, weights
+        )
         for dtype in (torch.float32, torch.bfloat16)
     )
     assert y.dtype == torch.float32 and torch.equal(y.bfloat16(), expected)

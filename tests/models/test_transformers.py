@@ -21,13 +21,15 @@ pytest.importorskip(
 import safetensors.torch  # noqa: E402
 from transformers import AutoConfig, AutoModelForCausalLM, Qwen3MoeForCausalLM  # noqa: E402
 
+from nvfp4_cute.activation import activation_of  # noqa: E402
 from nvfp4_cute.errors import CheckpointError  # noqa: E402
 from nvfp4_cute.models import transformers as ours  # noqa: E402
 from nvfp4_cute.models.checkpoints import Checkpoint  # noqa: E402
 from nvfp4_cute.models.checkpoints.tensors import TensorFiles  # noqa: E402
-from nvfp4_cute.nn.experts import ACTIVATIONS, RoutedExperts, SortedExperts  # noqa: E402
+from nvfp4_cute.nn.experts import RoutedExperts, SortedExperts  # noqa: E402
 from nvfp4_cute.nn.moe import MoENVFP4  # noqa: E402
 from nvfp4_cute.nn.rounded import rounded  # noqa: E402
+from nvfp4_cute.reference import activated  # noqa: E402
 
 DATA = Path(__file__).parents[1] / "data" / "checkpoints"
 MORE = os.environ.get("NVFP4_CUTE_CHECKPOINTS")
@@ -95,14 +97,15 @@ def relative(got, expected):
 def check_experts(module, stored, x, index, weights, y):
     """Compares with one product per token and expert, with activations rounded as the scheme says."""
     w13, w2 = stacked(stored)
-    name = getattr(module, "experts", module).activation
+    own = getattr(module, "experts", module)
+    act = activation_of(own.activation, getattr(own, "limit", None))
     expected = torch.zeros(x.shape, dtype=torch.float64)
     for t in range(len(x)):
         for e, weight in zip(index[t].tolist(), weights[t].tolist(), strict=True):
             round_with = lambda v, g, e=e: v if g is None else rounded(v.bfloat16(), "nvfp4", g[e])
             h = round_with(x[t : t + 1], stored.w13_input).double() @ w13[e].double().T
             h = h if stored.w13_bias is None else h + stored.w13_bias[e].double()
-            h = ACTIVATIONS[name](*(s.float() for s in (h.chunk(2, 1) if stored.has_gate else [h])))
+            h = activated(*(h.float().chunk(2, 1) if stored.has_gate else (h.float(), None)), act)
             h = round_with(h, stored.w2_input).double() @ w2[e].double().T
             h = h if stored.w2_bias is None else h + stored.w2_bias[e].double()
             expected[t] += weight * h[0]

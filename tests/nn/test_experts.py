@@ -5,8 +5,9 @@ import math
 import pytest
 import torch
 
+from nvfp4_cute.activation import Activation
 from nvfp4_cute.formats.block_scaled import NVFP4Tensor, dequantize, quantize
-from nvfp4_cute.nn.experts import EqualGroups, Projection, SortedExperts, swiglu_oai
+from nvfp4_cute.nn.experts import EqualGroups, Projection, SortedExperts
 from nvfp4_cute.nn.rounded import RoundedInput, rounded
 
 E, I, H = 5, 96, 64
@@ -68,16 +69,26 @@ def relative(got, exact):
 
 
 silu = lambda gate, up: gate * torch.sigmoid(gate) * up
+SITU = Activation("situ", beta=4.0, linear_beta=2.0)
+situ = lambda gate, up: 4 * torch.tanh(gate / 4) * torch.sigmoid(gate) * 2 * torch.tanh(up / 2)
+OAI = Activation("swiglu_oai", 7.0)
+
+
+def swiglu_oai(gate, up):
+    gate, up = gate.clamp(max=7), up.clamp(-7, 7)
+    return (up + 1) * gate * torch.sigmoid(1.702 * gate)
+
+
 ROUTES = torch.tensor(
     [[0, 2], [2, 4], [4, -1], [0, 3], [3, 3], [E, 7]]
 )  # expert 1 gets no token; some ids belong to no expert
 
 
 @pytest.mark.parametrize("activations", ["nvfp4", "16bit"])
-@pytest.mark.parametrize("kind", ["silu", "swiglu_oai", "relu2"])
+@pytest.mark.parametrize("kind", ["silu", OAI, "relu2", SITU], ids=str)
 def test_experts(activations, kind):
     """Gate, up and every expert have different factors; ids outside 0 to E - 1 add nothing."""
-    has_bias, has_gate = kind == "swiglu_oai", kind != "relu2"
+    has_bias, has_gate = kind is OAI, kind != "relu2"
     gate, up, down = weights(I, H, 1, has_bias), weights(I, H, 2, has_bias), weights(H, I, 3, has_bias)
     x = torch.randn(len(ROUTES), H, generator=generator(4)).bfloat16()
     topk = torch.rand(ROUTES.shape, generator=generator(5))
@@ -86,7 +97,7 @@ def test_experts(activations, kind):
         if activations == "nvfp4"
         else None
     )
-    functions = {"silu": silu, "swiglu_oai": swiglu_oai, "relu2": lambda up: up.clamp(min=0) ** 2}
+    functions = {"silu": silu, OAI: swiglu_oai, "relu2": lambda up: up.clamp(min=0) ** 2, SITU: situ}
     parts = [gate, up, down] if has_gate else [up, down]
     given = {} if scales is None else {"inputs": scales}
     layer = SortedExperts([p[0] for p in parts], kind, activations=activations, **given)
