@@ -53,6 +53,16 @@ def formats(text: str) -> "Formats":
         raise ArgumentTypeError(str(error)) from None
 
 
+def activation(text: str) -> str:
+    """Returns the text of an activation."""
+    from nvfp4_cute.activation import parse
+
+    try:
+        return parse(text).function
+    except ValueError as error:
+        raise ArgumentTypeError(str(error)) from None
+
+
 def input_file(text: str) -> Path:
     """Returns the path of a file that exists."""
     if not Path(text).is_file():

@@ -4,7 +4,7 @@ from typing import get_args
 
 import pytest
 
-from nvfp4_cute import activation, problem
+from nvfp4_cute import problem
 from nvfp4_cute.bench import cases
 from nvfp4_cute.cli import sol
 from nvfp4_cute.cli.options import choices
@@ -19,7 +19,6 @@ KNOWN = {
     "RESULTS": cases.RESULT_DTYPES,
     "QUANTIZED_RESULTS": problem.RESULT_FORMATS,
     "FORMS": get_args(problem.Form),
-    "ACTIVATIONS": activation.NAMES,
     "WEIGHT_LAYOUTS": get_args(problem.WeightLayout),
     "MODES": protocol.MODES,
     "TRACE_DEVICES": evaluate.DEVICES,

@@ -82,9 +82,9 @@ def add_parser(verbs: Verbs) -> None:
     )
     parser.add_argument(
         "--activation",
-        choices=choices.ACTIVATIONS,
+        type=types.activation,
         default="silu",
-        help="activation of the dual GEMM (default %(default)s)",
+        help="activation of the dual GEMM, such as gelu or 'situ(beta=4,linear_beta=25)' (default %(default)s)",
     )
     parser.add_argument(
         "--weight-layout",
