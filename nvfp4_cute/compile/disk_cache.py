@@ -32,6 +32,7 @@ SOURCES = (
     "kernels",
     "planning.arch",
     "planning.config",
+    "activation",
     "errors",
     "formats.block_format",
     "formats.codecs",
