@@ -22,7 +22,9 @@ class Header(IntEnum):
     NUM_TILES = 0  # work tiles of all groups; unused if the device counts them
     NUM_CTA = 1  # persistent CTAs to launch
     ALPHA = 2  # address of the fp32 factors; unused if the kernel has none
-    GROUP_SIZES = 3  # address of the int32 offs or masked_m; unused in list and batched form
+    GROUP_SIZES = (
+        3  # address of the int32 offs, masked_m, or ids of routed groups; unused in list and batched form
+    )
     NUM_GROUPS = 4  # groups described by row 1; unused in list form
     ALPHA2 = 5  # address of the factors of a dual GEMM's second product
     OUT_GLOBAL_SCALE = 6  # address of the fp32 global scales of NVFP4 outputs; 0 for none
@@ -33,6 +35,8 @@ class Header(IntEnum):
     WORKSPACE = 9  # address of the workspace between launches; unused if there is one launch
     BIAS = 10  # address of one number per column; unused if the kernel has none
     COUNTERS = 11  # address of counters that are 0 before and after a launch; unused if the kernel has none
+    CHOICES = 12  # routed groups with the same row of ``a``
+    FIRST_EXPERT = 13  # id of the first weights of routed groups
 
 
 class Group(IntEnum):
@@ -301,7 +305,7 @@ class Finalize(IntEnum):
     WEIGHTS = 2
     SHARED = 3  # unused if the kernel has none
     BIAS = 4  # in H's dtype, one row per expert; unused if the kernel has none
-    IDS = 5  # read if there is a bias
+    IDS = 5  # read if there is a bias, or if rows are routed
     Y = 6
     H_PITCH = 7
     SHARED_PITCH = 8
@@ -316,6 +320,7 @@ class Finalize(IntEnum):
     RANK = 17
     NUM_RANKS = 18
     TIMEOUT_NS = 19
+    EXPERTS = 20  # local experts; used if rows are routed
 
 
 class Probe(IntEnum):

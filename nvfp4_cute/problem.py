@@ -24,7 +24,7 @@ OutDtype = torch.dtype | QuantizedName
 RESULT_FORMATS: dict[Any, BlockFormat] = {
     name: block_format.format_named(name) for name in (*get_args(ResultName), *get_args(FP8Name))
 }
-Form = Literal["list", "ragged", "masked", "batched"]
+Form = Literal["list", "ragged", "masked", "batched", "routed"]
 # Text of a function of ``activation.Activation``, without the limit.
 Activation = str
 # Layouts of a dual GEMM's weights in a kernel: two operands, or one with alternating rows of both.
@@ -71,7 +71,8 @@ class GroupedProblem:
     Attributes:
         sizes: (m, n, k) of every group, in elements; m or n may be 0.
         form: form of the operands: a list with one entry per group, ragged with offsets, masked, or batched: all groups have
-            one size and equal distances in memory.
+            one size and equal distances in memory; or routed: every group has one row, and its weights are those of an id on
+            the device.
         out_dtype: dtype of C; for quantized results with their scales, the name of their format.
         has_alpha: whether ``alpha[g]`` multiplies group g's result.
         out_m_major: whether columns of C are contiguous instead of rows.

@@ -78,7 +78,7 @@ def read_groups(
 def read_outputs(
     values: cute.Tensor,
     rows: range,
-    form: Literal["list", "ragged", "masked", "batched"],
+    form: Literal["list", "ragged", "masked", "batched", "routed"],
     num_alphas: int,
     is_quantized: bool = False,
     has_limit: bool = False,

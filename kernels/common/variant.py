@@ -34,7 +34,7 @@ class GroupedGemmVariant:
     def __init__(
         self,
         config: KernelConfig,
-        form: Literal["list", "ragged", "masked", "batched"],
+        form: Literal["list", "ragged", "masked", "batched", "routed"],
         num_groups: int,
         out_dtype: type | BlockFormat,
         has_alpha: bool,

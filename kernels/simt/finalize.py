@@ -2,7 +2,8 @@
 
 h (rows, N) and y (tokens, N) fp16 or bf16. Every product and every sum is one float32 operation: acc = acc + w * v,
 with v = h or h + bias of the choice's expert; at the end acc + shared[t]; then one rounding. Choices without a row (-1)
-are skipped. If other ranks store rows, and one of them is not in time, all results are NaN.
+are skipped. Routed rows have the numbers of their choices, and choices of no local expert are skipped. If other ranks
+store rows, and one of them is not in time, all results are NaN.
 
 Work: a warp takes 256 columns of a token, a lane eight. The rows of ``AHEAD`` choices are loaded at once.
 """
@@ -60,11 +61,15 @@ class FinalizeKernel:
         has_shared: whether each token has a row that is added.
         has_bias: whether each expert has a row that is added to its rows.
         waits: whether other ranks are storing rows of h, so that the kernel waits for them first.
+        is_routed: whether a choice's row is that of its number, not of ``rows``.
         name: name of the kernel in profilers and in the emulator's reports.
     """
 
-    def __init__(self, is_bf16: bool, has_shared: bool, has_bias: bool, waits: bool, name: str):
+    def __init__(
+        self, is_bf16: bool, has_shared: bool, has_bias: bool, waits: bool, is_routed: bool, name: str
+    ):
         self.is_bf16 = is_bf16
+        self.is_routed = is_routed
         self.waits = waits
         self.load_row = MAY_CHANGE if waits else READ_ONCE
         self.has_shared = has_shared
@@ -87,15 +92,16 @@ class FinalizeKernel:
         if cutlass.const_expr(self.waits):  # also without a token of its own
             signals, ctas = signals_of(t, Finalize, PeerHeader.COMBINED), cutlass.max(ctas, 1)
         self.kernel.set_name_prefix(self.name)
-        self.kernel(operands, signals).launch(
+        experts = Int32(t[Finalize.EXPERTS]) if self.is_routed else None
+        self.kernel(operands, signals, experts).launch(
             grid=(ctas, 1, 1),
             block=(ROW_WARPS * WARP_SIZE, 1, 1),
             stream=stream,
         )
 
     @cute.kernel
-    def kernel(self, operands: FinalizeOperands, signals: Signals | None):
-        """Loads, weighs, adds, and stores."""
+    def kernel(self, operands: FinalizeOperands, signals: Signals | None, experts: Int32 | None):
+        """Loads, weighs, adds, and stores. experts: of routed rows: the number of local experts."""
         tidx, _, _ = cute.arch.thread_idx()
         block_idx, _, _ = cute.arch.block_idx()
         chunks = cute.ceil_div(operands.n, LANE_COLUMNS * WARP_SIZE)
@@ -107,7 +113,7 @@ class FinalizeKernel:
         if token < operands.tokens:
             column = (work % chunks * WARP_SIZE + lane) * LANE_COLUMNS
             is_inside = column < operands.n
-            row, weight, expert = self.choice(operands, token, lane)
+            row, weight, expert = self.choice(operands, token, lane, experts)
             acc = cute.make_rmem_tensor(LANE_COLUMNS, Float32)
             acc.fill(start)
             for first in cutlass.range(0, operands.top_k, AHEAD, unroll=1):
@@ -141,16 +147,19 @@ class FinalizeKernel:
                 self.store(operands, token, column, acc)
 
     @cute.jit
-    def choice(self, operands: FinalizeOperands, token: Int32, lane: Int32):
+    def choice(self, operands: FinalizeOperands, token: Int32, lane: Int32, experts: Int32 | None):
         """Returns the row, the weight, and (with a bias) the expert of the lane's choice."""
         row, weight, expert = Int32(-1), Float32(0.0), Int32(0)
         if lane < operands.top_k:
             slot = Int64(token) * operands.top_k + lane
-            row = global_scalar(Int32, operands.rows + slot * 4)[0]
+            if cutlass.const_expr(not self.is_routed):
+                row = global_scalar(Int32, operands.rows + slot * 4)[0]
             weight = global_scalar(Float32, operands.weights + slot * 4)[0]
-            if cutlass.const_expr(self.has_bias):
+            if cutlass.const_expr(self.has_bias or self.is_routed):
                 address = operands.ids + slot * operands.id_bytes
                 expert = global_scalar(Int32, address)[0] - operands.first_expert
+            if cutlass.const_expr(self.is_routed):
+                row = select((expert >= 0) & (expert < experts), Int32(slot), Int32(-1))
         return row, weight, expert
 
     @cute.jit

@@ -1,7 +1,8 @@
 """Weight-only grouped GEMM of few rows a group, on every GPU from sm_80 on: 16-bit tokens x quantized weights.
 
 For every group g: C = alpha[g] * A @ (B * SFB)^T  with A (M_g, K_g) of 16 bits, K-major, C fp16, bf16 or fp32; dual GEMMs,
-formats and the four forms are those of ``..sm90.weight_only``. K is a multiple of 32.
+formats and four forms are those of ``..sm90.weight_only``. In a fifth form, "routed", a group is one expert of one token:
+one row, whose weights are those of an id on the device. K is a multiple of 32.
 
 Warps are alike: ``Warps.rows`` next to each other along weight rows, times ``Warps.k`` along K. A warp has 32 weight rows, the
 16-row operand of ``mma.sync.m16n8k16``, and all of a tile's tokens, the 8-column one. CTAs are persistent, and none waits for
@@ -96,10 +97,12 @@ class WarpMmaGemm(GroupedGemmVariant):
             )
             for views in weights
         ]
+        is_routed = self.form == "routed"
         rows_of = Tokens(
             [view.data for view in tokens],
             [view.pitch * TOKEN_BYTES for view in tokens],
             tokens[0].batch_pitch * TOKEN_BYTES,
+            [Int32(values[Header.CHOICES, 0])] if is_routed else [],
         )
         first_tiles = [Int32(values[Group.TILE_OFFSET, row]) for row in rows]
         extents = Extents(
@@ -111,6 +114,7 @@ class WarpMmaGemm(GroupedGemmVariant):
                 Int32, values[Header.GROUP_SIZES, 0], cute.AddressSpace.gmem, assumed_align=4
             ),
             count=Int32(self.num_groups if self.form == "list" else values[Header.NUM_GROUPS, 0]),
+            experts=[Int32(values[Header.FIRST_EXPERT, 0]), weights[0][0].batch] if is_routed else [],
         )
         self.kernel.set_name_prefix(self.name)
         memory = values[Header.COUNTERS, 0], values[Header.WORKSPACE, 0]
@@ -279,8 +283,7 @@ class WarpMmaGemm(GroupedGemmVariant):
             (place.unit + lane.row_warp) // BANDS, cute.ceil_div(n, FP8_128x128.block_rows) - 1
         )
         first_k = loads.k_step(place, lane, half) * self.decoding.step_k
-        batch = Int32(0) if cutlass.const_expr(self.form == "list") else slot
-        row = (batch * weights.scale_pitch + block) * tiles_k
+        row = (loads.batch(place) * weights.scale_pitch + block) * tiles_k
         index = row + cutlass.min(first_k // FP8_128x128.block_k, tiles_k - 1)
         word = load_words(select_slot(weights.scale, slot) + index * SCALE_BYTES, 1, KEEP)[0]
         # Sums of a step that is not there are 0, and another step's scale may be infinite.

@@ -15,7 +15,7 @@ from ..common.group_table import select_slot
 from ..common.select import select
 from ..common.versions import inline_ptx
 from .decode import PIECE_K, Decoding
-from .places import Place
+from .places import Place, divide
 
 # A warp's weight rows: r, r + 32, r + 64, r + 96 for eight consecutive r, whose scales are neighbours in an atom.
 BANDS, BAND_ROWS, OCTET = 4, 32, 8
@@ -115,11 +115,16 @@ class Weights:
 
 @dataclass(frozen=True)
 class Tokens:
-    """16-bit rows in global memory; lists have an entry a slot. Pitches in bytes."""
+    """16-bit rows in global memory; lists have an entry a slot. Pitches in bytes.
+
+    Attributes:
+        choices: of routed groups: how many of them have the same row; empty for others.
+    """
 
     data: list
     pitch: list
     batch_pitch: Int64
+    choices: list
 
 
 @dataclass(frozen=True)
@@ -130,7 +135,8 @@ class Loads:
         weights: one operand, or two.
         layout: of their rows.
         n, k: extents, an entry a slot.
-        form: how groups' tokens lie: of "masked" and "batched" ones in batches.
+        form: how groups' tokens lie: of "masked" and "batched" ones in batches; a "routed" group is one of the
+            ``Tokens.choices`` of a row, its result is the row of its number, and its weights are those of ``Place.row``.
         max_tokens: of a tile.
     """
 
@@ -198,13 +204,16 @@ class Loads:
             batch = Int64(place.slot) * self.tokens.batch_pitch
         base = select_slot(self.tokens.data, place.slot) + batch
         pitch = select_slot(self.tokens.pitch, place.slot)
+        first_row = place.row
+        if cutlass.const_expr(self.form == "routed"):
+            first_row = divide(place.slot, self.tokens.choices[0])
         for i in cutlass.range_constexpr(self.thread_pieces):
             half, token, piece = self.piece(lane, i)
             k_piece = self.k_step(place, lane, half) * self.step_pieces + piece
             is_there = (place.step + half < place.end) & (token < place.rows) & (k_piece * PIECE_K < k)
             if cutlass.const_expr(self.has_idle_threads(i)):
                 is_there = is_there & (half < STEPS_OF_TURN)
-            address = base + Int64(place.row + token) * pitch + k_piece * PIECE_BYTES
+            address = base + Int64(first_row + token) * pitch + k_piece * PIECE_BYTES
             words = load_or_zeros(address, is_there, KEEP)
             for w in cutlass.range_constexpr(VECTOR_WORDS):
                 x[w, i] = words[w]
@@ -245,19 +254,19 @@ class Loads:
             in_operand = Int64(row) * pitch + offset
             if cutlass.const_expr(self.decoding.format.order == "slabs"):
                 in_operand = Int64(row - lane.group) * pitch + in_slab
-            batch = Int64(self._batch(slot)) * weights.batch_pitch
+            batch = Int64(self.batch(place)) * weights.batch_pitch
             address = select_slot(weights.data, slot) + batch + in_operand
             loaded = load_or_zeros(address, is_inside & (row < n), READ_ONCE)
             for w in cutlass.range_constexpr(VECTOR_WORDS):
                 words[w, band, half] = loaded[w]
         if cutlass.const_expr(self.decoding.format.scale_layout == "blocked"):
-            self.load_scales(scales, slot, unit, atom, in_band, first_k, is_inside & (first_row < n), half)
+            self.load_scales(scales, place, unit, atom, in_band, first_k, is_inside & (first_row < n), half)
 
     @cute.jit
     def load_scales(
         self,
         scales: Any,
-        slot: Int32,
+        place: Place,
         unit: Int32,
         atom: Int32,
         in_band: Int32,
@@ -266,11 +275,11 @@ class Loads:
         half: cutlass.Constexpr,
     ):
         """A word of each of a lane's rows, which are neighbours in an atom."""
-        atom_k = self.decoding.format.atom_k
+        atom_k, slot = self.decoding.format.atom_k, place.slot
         atoms_k = cute.ceil_div(select_slot(self.k, slot), atom_k)
         for operand in cutlass.range_constexpr(len(self.weights)):
             weights = self.weights[operand]
-            blocks = Int64(self._batch(slot) * weights.scale_pitch + atom) * atoms_k + first_k // atom_k
+            blocks = Int64(self.batch(place) * weights.scale_pitch + atom) * atoms_k + first_k // atom_k
             address = select_slot(weights.scale, slot) + blocks * ATOM_BYTES + in_band * VECTOR_BYTES
             count = BANDS // len(self.weights)
             if cutlass.const_expr(len(self.weights) > 1):
@@ -279,9 +288,11 @@ class Loads:
             for band in cutlass.range_constexpr(count):
                 scales[operand * count + band, half] = loaded[band]
 
-    def _batch(self, slot: Int32):
+    def batch(self, place: Place) -> Int32:
         """Returns the batch of a group's weights: in a list every group has operands of its own."""
-        return Int32(0) if self.form == "list" else slot
+        if self.form == "list":
+            return Int32(0)
+        return cutlass.max(place.row, 0) if self.form == "routed" else place.slot
 
 
 def swizzled(token: Int32, piece: Int32) -> Int32:

@@ -30,6 +30,7 @@ class Place:
         slot: the group.
         unit: the tile's first weight rows, in units of a warp.
         row, rows: the tile's first row of tokens, counted from the first of all groups or of the group's batch, and how many.
+            Of a routed group, ``row`` is the batch of its weights, -1 for none.
     """
 
     first: Int32
@@ -73,8 +74,9 @@ class Extents:
     Attributes:
         m, n, k: of ragged groups m in all, of masked ones at most.
         tile_offsets: of a list, tiles of all earlier slots, whose last entry is the number of all.
-        sizes: pointer to int32 on the device, of ragged and masked groups.
+        sizes: pointer to int32 on the device, of ragged and masked groups; of routed ones to their ids.
         count: groups.
+        experts: of routed groups: the id of the first weights, and the number of them; empty for others.
     """
 
     m: list
@@ -83,6 +85,7 @@ class Extents:
     tile_offsets: list
     sizes: Any
     count: Int32
+    experts: list
 
 
 @dataclass(frozen=True)
@@ -90,7 +93,7 @@ class Sizes:
     """How groups are cut into tiles.
 
     Attributes:
-        form: "list", "ragged", "masked" or "batched".
+        form: "list", "ragged", "masked", "batched" or "routed".
         atom_units: units of the weight rows that a row of scale atoms is for.
         units, tokens: of a tile.
         step_k: of all warps.
@@ -136,6 +139,14 @@ class Sizes:
             rows = select(tiles > 0, rows, Int32(0))
         return first, cutlass.max(rows - first, 0)
 
+    @cute.jit
+    def weights_of(self, group: Int32) -> Int32:
+        """The batch of a routed group's weights, -1 for none."""
+        ids = cute.make_tensor(self.extents.sizes, cute.make_layout(self.count))
+        first, count = self.extents.experts
+        batch = ids[group] - first
+        return select((batch >= 0) & (batch < count), batch, Int32(-1))
+
 
 @dataclass(frozen=True)
 class Groups:
@@ -144,7 +155,7 @@ class Groups:
     Attributes:
         sizes: as the host knows them.
         ends: positions of all groups up to each, inclusive.
-        starts, rows: first rows, and how many.
+        starts, rows: first rows, and how many. Of routed groups ``starts`` are batches of weights.
     """
 
     sizes: Sizes
@@ -163,7 +174,11 @@ class Groups:
         """Fill in the room: all threads read sizes, then a warp adds up. All threads of the CTA."""
         sizes, ends, starts, rows_of = self.sizes, self.ends, self.starts, self.rows
         for group in cutlass.range(tidx, sizes.count, threads, unroll=1):
-            first, rows = Sizes.count_rows(sizes, group)
+            first, rows = Int32(0), Int32(1)
+            if cutlass.const_expr(sizes.form == "routed"):
+                first = Sizes.weights_of(sizes, group)
+            else:
+                first, rows = Sizes.count_rows(sizes, group)
             starts[group], rows_of[group] = first, rows
             tiles = cute.ceil_div(rows, sizes.tokens) * Sizes.unit_tiles(sizes, group)
             ends[group] = tiles * Sizes.steps(sizes, group)

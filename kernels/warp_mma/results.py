@@ -14,6 +14,7 @@ from ..common.fp32_scales import SCALE_BYTES
 from ..common.global_access import KEEP, load_words, store_words
 from ..common.group_table import select_slot
 from ..common.output_table import OutputTable, caller_index
+from ..common.select import select
 from ..common.versions import inline_ptx
 from .operands import BAND_ROWS, BANDS, OCTET, Lane, Loads
 from .places import Place
@@ -46,15 +47,15 @@ class Results:
         n = select_slot(self.loads.n, slot)
         columns = n if cutlass.const_expr(layout.layout in (None, "separate")) else n // 2
         first = unit // layout.atom_units * layout.columns() + layout.octet(unit) * OCTET
-        factors = self.factors(slot)
+        factors = self.factors(place)
         batch = Int64(0)
         if cutlass.const_expr(self.loads.has_batches):
             batch = slot * self.outputs.batch_pitch
         pitch, nbytes = select_slot(self.outputs.pitches, slot), self.dtype.width // 8
-        base = select_slot(self.outputs.addresses, slot) + (batch + Int64(place.row) * pitch) * nbytes
+        base = select_slot(self.outputs.addresses, slot) + (batch + Int64(self.row(place)) * pitch) * nbytes
         # Pairs of columns are stored as words, where all of them are aligned.
         is_paired = (pitch % 2 == 0) & (base % 4 == 0)
-        row_scales = self.row_scales(unit, slot, n, lane)
+        row_scales = self.row_scales(unit, place, n, lane)
         for band in cutlass.range_constexpr(BANDS):
             if cutlass.const_expr(self.activation is None or layout.product(band) == 0):
                 column = first + layout.column(unit, band)
@@ -76,13 +77,19 @@ class Results:
                     address = base + (Int64(token) * pitch + own) * nbytes
                     self.store_pair(values, address, token < place.rows, columns - own, is_paired)
 
-    def factors(self, slot: Int32) -> list:
-        """Returns the factor of every product."""
+    def row(self, place: Place) -> Int32:
+        """Returns the first row of the results."""
+        return place.slot if self.loads.form == "routed" else place.row
+
+    def factors(self, place: Place) -> list:
+        """Returns the factor of every product: 0 without weights."""
         exponent = Float32(2.0**self.loads.decoding.exponent)
-        count = 1 if self.activation is None else 2
+        count, is_routed = 1 if self.activation is None else 2, self.loads.form == "routed"
+        if is_routed:
+            exponent = select(place.row < 0, Float32(0.0), exponent)
         if self.outputs.alphas is None:
             return [exponent] * count
-        index = caller_index(self.outputs, slot)
+        index = self.loads.batch(place) if is_routed else caller_index(self.outputs, place.slot)
         alphas = [cute.make_tensor(alpha + index, cute.make_layout(1))[0] for alpha in self.outputs.alphas]
         return [alpha * exponent for alpha in alphas]
 
@@ -108,7 +115,7 @@ class Results:
         (bias,) = load_bias(self.outputs.bias, [column], columns)
         return bias.to(Float32)
 
-    def row_scales(self, unit: Int32, slot: Int32, n: Int32, lane: Lane) -> list | None:
+    def row_scales(self, unit: Int32, place: Place, n: Int32, lane: Lane) -> list | None:
         """Loads the scales of the lane's rows of weights, where each row has one."""
         loads = self.loads
         if not loads.decoding.has_row_scales:
@@ -116,9 +123,8 @@ class Results:
         weights = loads.weights[0]
         first = unit // BANDS * (BANDS * BAND_ROWS) + unit % BANDS * OCTET + lane.group
         rows = [cutlass.min(first + band * BAND_ROWS, n - 1) for band in range(BANDS)]
-        base = select_slot(weights.scale, slot)
-        batch = Int32(0) if loads.form == "list" else slot
-        places = [Int64(batch * weights.scale_pitch + row) * SCALE_BYTES for row in rows]
+        base = select_slot(weights.scale, place.slot)
+        places = [Int64(loads.batch(place) * weights.scale_pitch + row) * SCALE_BYTES for row in rows]
         return [ptx.float_of(load_words(base + place, 1, KEEP)[0]) for place in places]
 
     @cute.jit

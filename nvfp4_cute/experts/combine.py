@@ -86,10 +86,25 @@ def finalize(
     return out
 
 
-def add_up(h, rows, weights, shared, bias, ids, first_expert, inbox: Inbox | None, out, backend: str) -> None:
-    """Runs ``finalize`` on checked operands."""
-    ids = None if bias is None else ids
-    run(backend, FinalizeTask(h, rows, weights, shared, bias, ids, *fields_of(inbox), out, first_expert))
+def add_up(
+    h,
+    rows,
+    weights,
+    shared,
+    bias,
+    ids,
+    first_expert,
+    inbox: Inbox | None,
+    out,
+    backend: str,
+    experts: int | None = None,
+) -> None:
+    """Runs ``finalize`` on checked operands. experts: number of local experts of routed rows, without ``rows``."""
+    ids = None if bias is None and experts is None else ids
+    run(
+        backend,
+        FinalizeTask(h, rows, weights, shared, bias, ids, *fields_of(inbox), out, first_expert, experts),
+    )
 
 
 def check_call(
@@ -155,13 +170,14 @@ def _check_tokens(name: str, tensor: torch.Tensor, dtype: torch.dtype, length: i
 class FinalizeTask(TableTask):
     """Checked operands of ``finalize``.
 
-    ``host_fault``, ``header`` and ``wait`` are set in a launch that waits for other ranks.
+    ``host_fault``, ``header`` and ``wait`` are set in a launch that waits for other ranks. Of routed rows ``experts`` is the
+    number of local experts, and ``rows`` is None: choice c of all has row c.
     """
 
     columns = Finalize
     written = ("host_fault", "header", "y")
     h: torch.Tensor
-    rows: torch.Tensor
+    rows: torch.Tensor | None
     weights: torch.Tensor
     shared: torch.Tensor | None
     bias: torch.Tensor | None
@@ -171,6 +187,7 @@ class FinalizeTask(TableTask):
     wait: Wait | None
     y: torch.Tensor
     first_expert: int
+    experts: int | None = None
 
     @property
     def is_empty(self) -> bool:
@@ -179,12 +196,17 @@ class FinalizeTask(TableTask):
 
     def key(self, gpu: Gpu) -> FinalizeKey:
         """Returns the key of the finalize kernel."""
-        options = (self.shared is not None, self.bias is not None, self.wait is not None)
+        options = (
+            self.shared is not None,
+            self.bias is not None,
+            self.wait is not None,
+            self.experts is not None,
+        )
         return FinalizeKey(gpu.arch, self.h.dtype, *options)
 
     def numbers(self, gpu: Gpu) -> dict[IntEnum, int]:
         """Returns the extents for the launch table of ``finalize``."""
-        tokens, top_k = self.rows.shape
+        tokens, top_k = self.weights.shape
         return {
             Finalize.H_PITCH: self.h.stride(0) * self.h.element_size(),
             Finalize.SHARED_PITCH: 0
@@ -196,8 +218,18 @@ class FinalizeTask(TableTask):
             Finalize.TOP_K: top_k,
             Finalize.N: self.y.shape[1],
             Finalize.FIRST_EXPERT: self.first_expert,
+            Finalize.EXPERTS: self.experts or 0,
             **({} if self.wait is None else self.wait.numbers(Finalize)),
         }
+
+    def rows_of_choices(self) -> torch.Tensor:
+        """Returns the row of every choice, [T, k]; -1 for none."""
+        if self.rows is not None:
+            return self.rows
+        assert self.ids is not None and self.experts is not None
+        local = self.ids.long() - self.first_expert
+        slots = torch.arange(self.ids.numel(), device=self.ids.device).view_as(self.ids)
+        return slots.where((local >= 0) & (local < self.experts), -1)
 
     def reference(self) -> None:
         """Repeats the finalize kernel's float32 operations in its order."""
@@ -205,8 +237,9 @@ class FinalizeTask(TableTask):
         if self.wait is not None and self.header is not None and self.host_fault is not None:
             is_lost = self.wait.reference(PeerHeader.COMBINED, self.header, self.host_fault)
         total = torch.zeros(self.y.shape, dtype=torch.float32, device=self.y.device)
-        for k in range(self.rows.shape[1]):
-            row = self.rows[:, k].long()
+        rows = self.rows_of_choices()
+        for k in range(rows.shape[1]):
+            row = rows[:, k].long()
             has_row = (row >= 0)[:, None]
             if not len(self.h):
                 break

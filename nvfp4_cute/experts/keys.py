@@ -89,16 +89,18 @@ class GatherQuantizeKey(SimtKey):
 
 @dataclass(frozen=True)
 class FinalizeKey(SimtKey):
-    """Finalize: dtype of the rows, optional addends, and whether it waits for other ranks."""
+    """Finalize: dtype of the rows, optional addends, whether it waits for other ranks, and whether rows are routed."""
 
     KERNEL = "finalize.FinalizeKernel"
     dtype: torch.dtype
     has_shared: bool
     has_bias: bool
     waits: bool
+    is_routed: bool = False
 
     def _name(self) -> str:
         options = "_shared" * self.has_shared + "_bias" * self.has_bias + "_waits" * self.waits
+        options += "_routed" * self.is_routed
         return f"moe_finalize_{self.arch}_{dtype_name(self.dtype)}{options}"
 
 

@@ -8,6 +8,7 @@ import torch.distributed as dist
 from nvfp4_cute import private_api
 from nvfp4_cute.activation import check_limit
 from nvfp4_cute.backends.calls import chain
+from nvfp4_cute.experts import routed
 from nvfp4_cute.experts.checks import check_first_expert
 from nvfp4_cute.experts.combine import add_up, check_call
 from nvfp4_cute.experts.gather import gather_as
@@ -190,12 +191,20 @@ def _compute(call: _Call) -> torch.Tensor:
     x, ids, experts = call.x, call.ids, call.experts()
     check_call(x, ids, call.weights, call.shared, call.bias2, experts.count)
     where: Any = {"first_expert": call.first_expert, "backend": call.backend}
+    if routed.takes(experts, ids):
+        down = routed.rows(experts, x, ids, **where)
+        return _added_up(call, down, None, experts.count)
     data, scale, order = gather_as(experts.row_format, x, ids, experts.count, call.input_scale, **where)
     down = experts.rows(data, scale, ids, order, dtype=x.dtype, **where)
-    y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    add_up(
-        down, order.rows, call.weights, call.shared, call.bias2, ids, call.first_expert, None, y, call.backend
-    )
+    return _added_up(call, down, order.rows)
+
+
+def _added_up(
+    call: _Call, down: torch.Tensor, rows: torch.Tensor | None, experts: int | None = None
+) -> torch.Tensor:
+    y = torch.empty_like(call.x, memory_format=torch.contiguous_format)
+    where = call.ids, call.first_expert, None, y, call.backend, experts
+    add_up(down, rows, call.weights, call.shared, call.bias2, *where)
     return y
 
 

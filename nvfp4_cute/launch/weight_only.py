@@ -28,6 +28,7 @@ from nvfp4_cute.planning.arch import (
     is_faster_than_few_rows,
     num_clusters,
     parts_of_k,
+    warp_mma,
     weight_only_family_of,
 )
 from nvfp4_cute.planning.choose import check_order
@@ -74,6 +75,8 @@ class WeightOnlyTask(GroupsTask):
     @cached_property
     def problem_sizes(self) -> tuple[tuple[int, int, int], ...]:
         """(m, n, k) of every group, n rows of ``b``; for the ragged form about the mean, for the masked form the largest."""
+        if self.problem.form == "routed":
+            return self._sizes_to_choose_for
         sizes = tuple((a.shape[1], b.rows, b.k) for a, b in zip(self.a, self.operands.b, strict=True))
         return sizes if self.problem.form == "list" else self._shared(sizes[0])
 
@@ -92,7 +95,8 @@ class WeightOnlyTask(GroupsTask):
         if len(self.a) > 1:
             return self.problem_sizes
         (a,), (b,) = self.a, self.operands.b
-        size = rounded_rows(a.shape[1]), b.rows, b.k
+        rows = 1 if self.problem.form == "routed" else rounded_rows(a.shape[1])
+        size = rows, b.rows, b.k
         return (size,) if self.problem.form == "list" else self._shared(size)
 
     @cached_property
@@ -108,6 +112,8 @@ class WeightOnlyTask(GroupsTask):
             problem.b_format,
             parts_of_k(problem, gpu.arch, gpu.num_sms),
         )
+        if problem.form == "routed":  # one family has this form
+            return warp_mma.choose(self._sizes_to_choose_for, gpu.num_sms, *how)
         return choose_weight_only(gpu.arch, self._sizes_to_choose_for, gpu.num_sms, *how)
 
     @cached_property
@@ -153,6 +159,9 @@ class WeightOnlyTask(GroupsTask):
         header[Header.NUM_GROUPS] = problem.num_groups
         if problem.limit is not None:
             header[Header.LIMIT] = float32_bits(problem.limit)
+        if problem.form == "routed":
+            header[Header.CHOICES] = problem.num_groups // self.a[0].shape[1]
+            header[Header.FIRST_EXPERT] = self.operands.first_expert
         if problem.form == "list":
             header[Header.NUM_TILES] = self._schedule.num_tiles
             table[1:, Group.TILE_OFFSET] = self._schedule.tile_offsets[:-1]
@@ -199,10 +208,15 @@ class WeightOnlyTask(GroupsTask):
         """Computes float64 sums, rounded like ``reference``. Reads sizes from the device."""
         operands, problem = self.operands, self.problem
         is_list, b_format = problem.form == "list", problem.b_format
+        ids = None if problem.form != "routed" else operands.sizes - operands.first_expert
         for group, (out, a) in enumerate(self._group_rows()):
-            at, part = (group, 0) if is_list else (0, group)
+            expert = group if ids is None else int(ids[group])
+            if ids is not None and not 0 <= expert < operands.b[0].batches:
+                out.zero_()
+                continue
+            at, part = (group, 0) if is_list else (0, expert)
             b, scale = _weights_of_group(operands.b[at], part)
-            alpha, alpha2 = (None if x is None else x[group] for x in (operands.alpha, operands.alpha2))
+            alpha, alpha2 = (None if x is None else x[expert] for x in (operands.alpha, operands.alpha2))
             if problem.gate is None:
                 out[:] = weight_only_reference(
                     a, b, scale, alpha, out.dtype, bias=operands.bias, b_format=b_format
@@ -221,6 +235,11 @@ class WeightOnlyTask(GroupsTask):
             yield from ((out[0], a[0]) for out, a in zip(self.out, self.a, strict=True))
             return
         (a,), (out,), start = self.a, self.out, 0
+        if form == "routed":
+            yield from zip(
+                out[0].split(1), a[0].repeat_interleave(out.shape[1] // a.shape[1], 0).split(1), strict=True
+            )
+            return
         ends = [a.shape[1]] * self.problem.num_groups if sizes is None else sizes.tolist()
         for group, end in enumerate(ends):
             batch = 0 if form == "ragged" else group

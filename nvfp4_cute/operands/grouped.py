@@ -50,11 +50,13 @@ class GroupedOperands:
         out_scale: for quantized results, one entry per entry of ``out``: uint8, blocked. Padding columns become zeros; padding
             rows are not written.
         out_global_scale: float32 [G], or None for 1.
-        sizes: int32 [G]. Ragged: inclusive ends of the groups in the rows of ``a``. Masked: their rows. None otherwise.
+        sizes: int32 [G]. Ragged: inclusive ends of the groups in the rows of ``a``. Masked: their rows. Routed: the ids of
+            their weights. None otherwise.
         chain: for a chain, int32 [G], zeros; None otherwise.
         activations: instead of ``a``: float16 or bfloat16 [M, K], or [batches, M, K].
         bias: float16, bfloat16 or float32 [N] for every group, or None.
         owners: for a list whose groups were divided (``launch.bands``): the caller's group of each entry; empty otherwise.
+        first_expert: for routed groups: the id of the first weights.
 
     All are views of the caller's memory, except converted row-major scales, new results, and factors given as numbers.
     """
@@ -72,6 +74,7 @@ class GroupedOperands:
     activations: tuple[torch.Tensor, ...] = ()
     bias: torch.Tensor | None = None
     owners: tuple[int, ...] = ()
+    first_expert: int = 0
 
     @property
     def device(self) -> torch.device:

@@ -67,13 +67,13 @@ def _of_gather(task: GatherQuantizeTask) -> LaunchWork:
 
 
 def _of_finalize(task: FinalizeTask) -> LaunchWork:
-    rows = task.rows.tolist()
+    rows = task.rows_of_choices().tolist()
     of_token = [x for x in (task.rows, task.weights, task.shared, task.y) if x is not None]
 
     def places(token: int, choice: int) -> list[int]:
         return [_row(x, token) for x in of_token] + [_row(task.h, rows[token][choice])]
 
-    return _by_choices(task.rows.shape, -(-task.y.shape[1] // FINALIZE_COLUMNS), places, [*of_token, task.h])
+    return _by_choices(task.weights.shape, -(-task.y.shape[1] // FINALIZE_COLUMNS), places, [*of_token, task.h])
 
 
 def _row(tensor: torch.Tensor, index: int) -> int:

@@ -1,0 +1,92 @@
+"""Products of few tokens with 16-bit rows: every choice of an expert is a group of one row, and nothing is sorted.
+
+A layer then takes three launches instead of four, and the first one needs no other launch's result.
+"""
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from nvfp4_cute import backends
+from nvfp4_cute.backends.calls import call
+from nvfp4_cute.batch_invariance import is_batch_invariant
+from nvfp4_cute.experts.products import LocalExperts
+from nvfp4_cute.launch.task import Task
+from nvfp4_cute.launch.weight_only import WeightOnlyTask
+from nvfp4_cute.operands import grouped
+from nvfp4_cute.operands.grouped import Result, Weights
+from nvfp4_cute.problem import Gate
+
+# Experts for each choice of several tokens. Two choices of one expert read its weights twice, and so few seldom coincide.
+EXPERTS_PER_CHOICE = 8
+
+
+def takes(experts: LocalExperts, ids: torch.Tensor) -> bool:
+    """Whether the layer of these tokens' ids is computed here: one token, or few choices for the number of experts."""
+    if (
+        experts.row_format is not None
+        or not experts.is_fused
+        or ids.dtype != torch.int32
+        or is_batch_invariant()
+    ):
+        return False
+    return len(ids) == 1 or 0 < ids.numel() * EXPERTS_PER_CHOICE <= experts.count
+
+
+def rows(
+    experts: LocalExperts, x: torch.Tensor, ids: torch.Tensor, *, first_expert: int, backend: str
+) -> torch.Tensor:
+    """Computes one result per choice, [T * k, H] in the dtype of ``x``, in two launches.
+
+    Row c is that of choice c of ``ids``; those of no local expert are 0.
+    """
+    gate = Gate(experts.activation, experts.limit, experts.weight_layout)
+    how: Any = {"first_expert": first_expert, "backend": backend}
+    alphas = {"alpha1": experts.gate_alpha, "alpha2": experts.up_alpha}
+    hidden = _product(x, experts.w13, alphas, ids, gate, **how)
+    return _product(hidden, experts.w2, {"alpha": experts.alpha2}, ids, None, **how)
+
+
+def _product(
+    a: torch.Tensor,
+    w: Any,
+    alphas: dict[str, torch.Tensor | None],
+    ids: torch.Tensor,
+    gate: Gate | None,
+    *,
+    first_expert: int,
+    backend: str,
+) -> torch.Tensor:
+    """Multiplies the row of each choice, one of ``len(a)`` equal shares of all, by the weights of its id."""
+    choices, names = ids.numel(), [name for name, alpha in alphas.items() if alpha is not None]
+
+    def check() -> tuple[Task, list[torch.Tensor]]:
+        # The checks are those of ragged groups: rows of every choice, and an end for every expert.
+        every, offs = (
+            a.new_empty((choices, a.shape[1])),
+            torch.zeros(len(w.data), dtype=torch.int32, device=a.device),
+        )
+        weights = [
+            Weights("b", w.data if i == 0 else None, w.scale, name, alpha, w.format)
+            for i, (name, alpha) in enumerate(alphas.items())
+        ]
+        problem, operands, outs = grouped.check_device_groups(
+            every, None, weights, (offs, None), Result(None, a.dtype, None), gate=gate
+        )
+        _, n, k = problem.sizes[0]
+        problem = replace(problem, form="routed", sizes=((1, n, k),) * choices)
+        operands = replace(
+            operands, activations=(a.unsqueeze(0),), sizes=ids.view(-1), first_expert=first_expert
+        )
+        return WeightOnlyTask.of(problem, operands, None, backends.gpu_of(backend, a.device)), outs
+
+    settings = (
+        "routed",
+        gate and (gate.activation, gate.limit, gate.weight_layout),
+        w.format,
+        first_expert,
+        *names,
+    )
+    inputs = [a, w.data, w.scale, ids, *(alphas[name] for name in names)]
+    return call(backend, settings, inputs, [], check)[0]
