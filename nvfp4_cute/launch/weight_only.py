@@ -208,9 +208,11 @@ class WeightOnlyTask(GroupsTask):
         """Computes float64 sums, rounded like ``reference``. Reads sizes from the device."""
         operands, problem = self.operands, self.problem
         is_list, b_format = problem.form == "list", problem.b_format
-        ids = None if problem.form != "routed" else operands.sizes - operands.first_expert
+        ids = None
+        if problem.form == "routed" and operands.sizes is not None:
+            ids = (operands.sizes - operands.first_expert).tolist()
         for group, (out, a) in enumerate(self._group_rows()):
-            expert = group if ids is None else int(ids[group])
+            expert = group if ids is None else ids[group]
             if ids is not None and not 0 <= expert < operands.b[0].batches:
                 out.zero_()
                 continue

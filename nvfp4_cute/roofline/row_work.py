@@ -73,7 +73,9 @@ def _of_finalize(task: FinalizeTask) -> LaunchWork:
     def places(token: int, choice: int) -> list[int]:
         return [_row(x, token) for x in of_token] + [_row(task.h, rows[token][choice])]
 
-    return _by_choices(task.weights.shape, -(-task.y.shape[1] // FINALIZE_COLUMNS), places, [*of_token, task.h])
+    return _by_choices(
+        task.weights.shape, -(-task.y.shape[1] // FINALIZE_COLUMNS), places, [*of_token, task.h]
+    )
 
 
 def _row(tensor: torch.Tensor, index: int) -> int:
