@@ -57,8 +57,9 @@ def moe(
     twice, the second product's rows to ``x``'s dtype, and the result.
 
     With ``activations="16bit"`` rows stay in ``x``'s dtype (W4A16), and ``gather``, products of 16-bit rows, and ``activate``
-    replace the steps that quantize. For few tokens ``routed`` replaces the first three launches. With "fp8_1x128" and "int8" a launch after ``gather`` and one
-    after the activation quantize rows; hidden rows are in float32 before, unless the first product quantizes them.
+    replace the steps that quantize. For few tokens ``routed`` replaces the first three launches. With "fp8_1x128" and "int8" a
+    launch after ``gather`` and one after the activation quantize rows; hidden rows are in float32 before, unless the first
+    product quantizes them.
 
     Args:
         x: float16 or bfloat16 [T, H], H a multiple of 32.
