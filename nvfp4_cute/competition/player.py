@@ -31,7 +31,6 @@ from nvfp4_cute.competition.gpu_link import LinkedGpu
 from nvfp4_cute.competition.protocol import Stats
 from nvfp4_cute.competition.wire import Arena
 from nvfp4_cute.emulator.fronts.torch_memory import tensors_in
-from nvfp4_cute.problems.trace_schema import Solution
 
 MOST_KEPT_BYTES = 1 << 30
 """Largest total size of outputs of timed calls that wait on the GPU before they are copied."""
@@ -52,7 +51,6 @@ class Entry:
         written: number of last entries of an input that are outputs it writes; 0: it returns its outputs.
         outputs: names of outputs that it may return as a mapping.
         keeps_inputs: whether strict mode refuses a call that changes another entry.
-        native: the solution to build if it is C++ or CUDA; None imports `module`.
     """
 
     module: str = "submission"
@@ -62,7 +60,6 @@ class Entry:
     written: int = 0
     outputs: tuple[str, ...] = ()
     keeps_inputs: bool = True
-    native: Solution | None = None
 
 
 def watched() -> list[tuple[Any, str]]:
@@ -300,7 +297,7 @@ class Player:
 
     # ---- helpers --------------------------------------------------------------------------------
     def _load(self) -> None:
-        """Imports or builds the function on first use.
+        """Imports the function on first use.
 
         Raises:
             NotLoaded: it failed; the cause is the original error.
@@ -310,11 +307,6 @@ class Player:
         global SOURCE
         entry = self.settings.entry
         try:
-            if entry.native is not None:
-                from nvfp4_cute.competition.trace import native
-
-                self._kernel = native.build(entry.native, Path.cwd())
-                return
             spec = importlib.util.find_spec(entry.module)
             SOURCE = str(spec.origin) if spec else ""
             self._kernel = getattr(importlib.import_module(entry.module), entry.name)

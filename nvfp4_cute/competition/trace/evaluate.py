@@ -15,7 +15,6 @@ import torch
 from nvfp4_cute.competition import protocol, runner
 from nvfp4_cute.competition.protocol import EMULATED_ARCH
 from nvfp4_cute.competition.trace import folder as sources
-from nvfp4_cute.competition.trace import native
 from nvfp4_cute.competition.trace.matching import FLASHINFER_BENCH, RULES, SOL_EXECBENCH, Rules
 from nvfp4_cute.competition.trace.session import PASSED, TIMEOUT, Result, Settings
 from nvfp4_cute.gpus.timing_figures import DEFAULT_TARGETS, MODEL_ERROR
@@ -123,14 +122,12 @@ def write_sources(solution: Solution, place: Path) -> None:
 def _check(request: Request, workloads: list[Workload], solution: Solution) -> None:
     if request.workload is not None and not 0 <= request.workload < len(workloads):
         raise ValueError(f"--case {request.workload}: there are workloads 0 to {len(workloads) - 1}")
-    known = (*PYTHON_LANGUAGES, *native.DEFAULTS)
-    foreign = [name for name in solution.languages if name not in known]
+    foreign = [name for name in solution.languages if name not in PYTHON_LANGUAGES]
     if foreign:
         raise ValueError(
-            f"{solution.name} is written in {', '.join(foreign)}; here are run {', '.join(known)}"
+            f"{solution.name} is written in {', '.join(foreign)}; eval runs {', '.join(PYTHON_LANGUAGES)}: use the project's "
+            "own evaluator"
         )
-    if native.is_native(solution):
-        native.check(solution, _device(request.device))
 
 
 def _device(name: str) -> str:

@@ -27,7 +27,6 @@ from nvfp4_cute import env
 from nvfp4_cute.competition import player, protocol, worker
 from nvfp4_cute.competition.player import bits
 from nvfp4_cute.competition.protocol import EMULATED_ARCH
-from nvfp4_cute.competition.trace import native
 from nvfp4_cute.competition.trace.inputs import make_inputs
 from nvfp4_cute.competition.trace.matching import RULES, Errors, Rules
 from nvfp4_cute.competition.trace.score import floor, score
@@ -340,7 +339,6 @@ def entry_of(definition: Definition, solution: Solution) -> player.Entry:
         written=len(definition.outputs) if solution.writes_outputs else 0,
         outputs=tuple(definition.outputs),
         keeps_inputs=False,
-        native=solution if native.is_native(solution) else None,
     )
 
 

@@ -1,9 +1,14 @@
 """FlashInfer-Bench's own classes read and run what we write: make test-trace."""
 
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 import torch
 from trace_folders import SMALL
 
+from nvfp4_cute import examples
 from nvfp4_cute.competition.trace import folder
 from nvfp4_cute.problems import trace_schema as schema
 
@@ -67,3 +72,14 @@ def test_its_evaluator_accepts_the_librarys_answers(trace_set, monkeypatch, tmp_
         )
         assert failure is None, failure
         assert correctness.max_absolute_error <= 0.05
+
+
+@pytest.mark.parametrize("name", ["nvfp4_gemm", "nvfp4_grouped_gemm"])
+def test_its_evaluator_runs_on_the_virtual_gpu(name, tmp_path):
+    """The example judges our exports, one a file of CuTe DSL, one a call of the library; the evaluator is unmodified."""
+    folder.write_trace_set(tmp_path, *folder.load(name, SMALL[name]))
+    script = Path(examples.__file__).parent / "flashinfer_judge.py"
+    command = [sys.executable, "-m", "nvfp4_cute", "emulate", "--arch", "sm_100a", str(script), str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "max_absolute_error=0.0" in done.stdout
