@@ -64,6 +64,10 @@ FP8_1x128: "BlockFormat"
 """FP8 activations: e4m3 elements, one float32 scale per 128 values of a row (DeepSeek-V3)."""
 FP8_128x128: "BlockFormat"
 """FP8 weights: e4m3 elements, one float32 scale per 128 x 128 values (DeepSeek-V3)."""
+FP8_1xK: "BlockFormat"
+"""FP8_1xK: e4m3 elements, one float32 scale per row, that is per token."""
+MXFP4_FP8: "BlockFormat"
+"""MXFP4_FP8: MXFP4 weights prepared for products with FP8_1xK rows on sm_90a; ``mxfp4_for_fp8`` makes such tensors."""
 INT8: "BlockFormat"
 """INT8: int8 elements, one float32 scale per row, that is per token or per output channel (SmoothQuant)."""
 
@@ -79,6 +83,8 @@ _MODULES = {
     "FP8_128x128": "formats.block_format",
     "FP8_1x128": "formats.block_format",
     "GateUp": "ops.options",
+    "FP8_1xK": "formats.block_format",
+    "MXFP4_FP8": "formats.block_format",
     "INT8": "formats.block_format",
     "RankError": "errors",
     "KernelConfig": "planning.config",

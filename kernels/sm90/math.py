@@ -32,7 +32,7 @@ from .scheduler import ScheduledTiles
 from .tile_walk import WalkedTiles
 from .warp_schedule import WarpSchedule
 from .weight_rows import LaneRows, lane_rows
-from .wgmma import multiply_slab, slab_matrix
+from .wgmma import BF16, F16, multiply_slab, slab_matrix
 
 # A lane holds two times eight values of a row for the MMAs of a slab. They share one scale.
 SLAB_EIGHTS = 2
@@ -237,7 +237,8 @@ def _accumulate(
             place = uniform_stage * slabs_of_stage + slab % slabs_of_stage
             matrix = slab_matrix(args.decoded_address, place, tile_m)
             counts, most = token_counts(tile_m), args.schedule.mma_tokens
-            multiply_slab(acc, decoded, tokens, counts, most, matrix, args.format.has_powers)
+            operands = BF16 if args.format.has_powers else F16
+            multiply_slab(acc, decoded, tokens, counts, most, matrix, operands)
             if cutlass.const_expr(slab == SLABS - slabs_of_unit and not one_ring):
                 # Release only after wgmma has consumed the registers: an mbarrier.arrive right after shared-memory reads does not
                 # wait for them on an H200.

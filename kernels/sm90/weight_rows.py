@@ -4,7 +4,7 @@ A lane has the rows g and g + 8 of every MMA. With one product these are rows of
 the same output column, once of the gate and once of the up projection.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import cutlass.cute as cute
 from cutlass import Int32
@@ -42,21 +42,40 @@ def tile_columns(kind: OutputKind) -> int:
     return TILE_WEIGHTS // kind.num_products
 
 
-def output_column(kind: OutputKind) -> Int32:
-    """Returns the output column, within the tile, of the lane's first row."""
+def output_column(kind: OutputKind, row: Int32 | None = None) -> Int32:
+    """Returns the output column, within the tile, of the first of a lane's rows.
+
+    row: number of the row among the eight of its warp; None for the lane's own.
+    """
     tidx = cute.arch.thread_idx()[0]
-    return tidx // WARP_SIZE * (16 // kind.num_products) + tidx % WARP_SIZE // 4
+    own = tidx % WARP_SIZE // 4 if row is None else row
+    return tidx // WARP_SIZE * (16 // kind.num_products) + own
 
 
-def lane_rows(kind: OutputKind, tile: WorkTile, unit: Int32, row_bytes: int, atoms: int) -> LaneRows:
+def matrix_rows(kind: OutputKind, tile: WorkTile, row_bytes: int, atoms: int) -> LaneRows:
+    """Returns the offsets of a lane's scales, and of the 16 bytes that it addresses for ``ldmatrix`` of four matrices.
+
+    The matrices hold the first rows of the warp's lanes, then their second rows, then both 16 bytes of K further. See
+    :func:`lane_rows` for the arguments.
+    """
+    lane = cute.arch.thread_idx()[0] % WARP_SIZE
+    own = lane_rows(kind, tile, Int32(0), row_bytes, atoms)
+    addressed = lane_rows(kind, tile, lane // 16, row_bytes, atoms, lane % 8)
+    return replace(own, data=addressed.data + lane // 8 % 2 * own.data_step)
+
+
+def lane_rows(
+    kind: OutputKind, tile: WorkTile, unit: Int32, row_bytes: int, atoms: int, row: Int32 | None = None
+) -> LaneRows:
     """Returns the offsets of a lane's rows.
 
     Args:
         unit: 16-byte unit of the rows that the lane dequantizes first.
         row_bytes: bytes per row of a K tile.
         atoms: scale atoms per K tile.
+        row: see :func:`output_column`.
     """
-    column = output_column(kind)
+    column = output_column(kind, row)
     if kind.num_products == 1:
         return LaneRows(
             unit_offset(column, unit, row_bytes),

@@ -4,30 +4,50 @@ With CuTe's atoms, each MMA is an operation that takes and returns all accumulat
 These took more than half of the compile time. Here a token count is a label within one block.
 """
 
+from dataclasses import dataclass
+
 import cutlass.cute as cute
 from cutlass import Float32, Int32
 from cutlass._mlir import ir
 from cutlass._mlir.dialects import llvm, vector
 
 MMA_M, MMA_K = 64, 16
-# MMAs along K in a slab of 64 values, and a lane's words of weights per MMA.
-SLAB_STEPS = 4
+# A lane's words of weights per MMA.
 STEP_WORDS = 4
 # Matrix descriptor (PTX ISA 9.7.15.5.1), in units of 16 bytes. Upper word: stride of 1024 bytes between groups of eight rows,
 # and the 128-byte swizzle. Lower word: start address, and the leading dimension offset, which is 1 with this swizzle.
 UNIT_BYTES = 16
 UPPER_WORD = 1 << 30 | 1024 // UNIT_BYTES
 DISTANCE = 1 << 16
-# Units from one MMA's tokens to the next MMA's along K, and from a token to the next.
+# Units from one MMA's tokens to the next MMA's along K, 32 bytes of any type, and from a token to the next.
 STEP_UNITS = MMA_K * 2 // UNIT_BYTES
 TOKEN_UNITS = 128 // UNIT_BYTES
+
+
+@dataclass(frozen=True)
+class Operands:
+    """Weights in registers and tokens in shared memory, of one type.
+
+    Attributes:
+        name: PTX's name of the type.
+        k: values of K per MMA, 32 bytes.
+        literals: literals after the predicate: both signs and, for 16-bit types, whether tokens are transposed.
+    """
+
+    name: str
+    k: int
+    literals: str
+
+
+F16, BF16 = (Operands(name, MMA_K, "1, 1, 0") for name in ("f16", "bf16"))
+E4M3 = Operands("e4m3", 2 * MMA_K, "1, 1")
 
 
 def slab_matrix(address: Int32, slab: Int32, num_tokens: int) -> Int32:
     """Returns the lower word of the descriptor of a slab's tokens.
 
     Args:
-        address: shared address of (SLAB, TOKEN, 64) 16-bit floats: rows of 128 bytes, their 16-byte units swizzled by the row.
+        address: shared address of (SLAB, TOKEN, 128 bytes), with 16-byte units swizzled by the row.
         num_tokens: tokens per slab.
     """
     return (address // UNIT_BYTES | DISTANCE) + slab * (num_tokens * TOKEN_UNITS)
@@ -40,18 +60,18 @@ def multiply_slab(
     counts: list,
     most: int,
     matrix: Int32,
-    is_bf16: bool = False,
+    operands: Operands = F16,
 ) -> None:
-    """Issues the MMAs of a slab as one group: m64nNk16 in fp16 or bf16 (PTX ISA 9.7.15.5).
+    """Issues the MMAs of a slab as one group: m64nNk16, or m64nNk32 of e4m3 (PTX ISA 9.7.15.5).
 
     Args:
         acc: float32 accumulators; number 4i + 2h + e of a lane belongs to its row 8h and token 8i + 2 * (lane % 4) + e.
-        weights: ``STEP_WORDS`` Uint32 of two floats per MMA along K: rows r and r + 8, then both rows eight values of K further.
+        weights: ``STEP_WORDS`` Uint32 per MMA along K: rows r and r + 8, then both rows 16 bytes of K further.
         tokens: tokens to multiply, one of ``counts``.
         counts: possible numbers of tokens, ascending. The last one, which most tiles have, is tried first.
         most: largest number of tokens per MMA.
         matrix: descriptor word of the tokens (``slab_matrix``).
-        is_bf16: whether weights and tokens are bfloat16, else float16.
+        operands: type of weights and tokens.
     """
     num_sums, sums = cute.size(acc), acc.load().ir_value()
     inputs = [vector.extract(sums, [], [i]) for i in range(num_sums)]
@@ -61,7 +81,7 @@ def multiply_slab(
     results = llvm.inline_asm(
         ir.Type.parse(f"!llvm.struct<({', '.join(['f32'] * num_sums)})>"),
         inputs,
-        _Block(num_sums, most, "bf16" if is_bf16 else "f16").text(counts),
+        _Block(num_sums, len(weights), most, operands).text(counts),
         ",".join(["=f"] * num_sums + tied + ["r"] * (len(inputs) - num_sums)),
         has_side_effects=True,
     )
@@ -86,12 +106,12 @@ def finish(acc: cute.Tensor) -> None:
 
 
 class _Block:
-    """PTX of a slab's MMAs with ``num_sums`` accumulators and at most ``most`` tokens per MMA."""
+    """PTX of a slab's MMAs with ``num_sums`` accumulators, ``num_words`` words of weights, and at most ``most`` tokens per MMA."""
 
-    def __init__(self, num_sums: int, most: int, dtype: str):
+    def __init__(self, num_sums: int, num_words: int, most: int, operands: Operands):
         self.most = most
-        self.dtype = dtype
-        names = [f"${i}" for i in range(2 * num_sums + SLAB_STEPS * STEP_WORDS + 2)]
+        self.operands = operands
+        names = [f"${i}" for i in range(2 * num_sums + num_words + 2)]
         self.sums = names[:num_sums]
         *self.words, self.tokens, self.matrix = names[2 * num_sums :]
 
@@ -142,15 +162,16 @@ class _Block:
     def _group(self, tokens: int, is_most: bool = False) -> list[str]:
         """Returns all MMAs of one token count with their own commit, so that ptxas knows which MMAs a wait covers."""
         lines = ["wgmma.fence.sync.aligned;"]
-        for step in range(SLAB_STEPS):
+        name, k = self.operands.name, self.operands.k
+        for step in range(len(self.words) // STEP_WORDS):
             words = ", ".join(self.words[STEP_WORDS * step : STEP_WORDS * (step + 1)])
             for first in range(0, tokens, self.most):
                 last = min(first + self.most, tokens)
                 sums = ", ".join(self.sums[first // 2 : last // 2])
                 lines += [
                     *self._matrix(first * TOKEN_UNITS + step * STEP_UNITS, is_most),
-                    f"wgmma.mma_async.sync.aligned.m{MMA_M}n{last - first}k{MMA_K}.f32.{self.dtype}.{self.dtype}",
-                    f"{{{sums}}}, {{{words}}}, tokens, accumulate, 1, 1, 0;",
+                    f"wgmma.mma_async.sync.aligned.m{MMA_M}n{last - first}k{k}.f32.{name}.{name}",
+                    f"{{{sums}}}, {{{words}}}, tokens, accumulate, {self.operands.literals};",
                 ]
         return [*lines, "wgmma.commit_group.sync.aligned;", "bra.uni DONE;"]
 

@@ -11,6 +11,8 @@ to elements, or sizes to bytes, asks the record, so a new format is a new record
 | MXFP8_E5M2 | e5m2 | ue8m0 | 1 x 32 | no | OCP Microscaling Formats v1.0, section 5.2 |
 | FP8_1x128 | e4m3 | fp32 | 1 x 128 | no | DeepSeek-V3 report, section 3.3: activations |
 | FP8_128x128 | e4m3 | fp32 | 128 x 128 | no | DeepSeek-V3 report, section 3.3: weights |
+| FP8_1xK | e4m3 | fp32 | 1 x K | no | per-token FP8 of vLLM and compressed-tensors: activations |
+| MXFP4_FP8 | e2m1 | relative | 1 x 32 | no | MXFP4 weights prepared for FP8_1xK rows: :mod:`nvfp4_cute.formats.fp8_order` |
 | INT8 | s8 | fp32 | 1 x K | no | SmoothQuant (arXiv 2211.10438), section 3: one scale per token and per output channel |
 | int4_format() | int4 | 16 or 32 b | 1 x 32 to 128 | no | weights; see :func:`int4_format` |
 
@@ -80,6 +82,8 @@ UE4M3 = NumberType("ue4m3", 8, 448.0, 8, ("uint8", "float8_e4m3fn"), "float8_e4m
 UE8M0 = NumberType("ue8m0", 8, 2.0**127, 127, ("uint8", "float8_e8m0fnu"), "float8_e8m0fnu")
 # Symmetric: quantization never produces -128, but operands may contain it.
 S8 = NumberType("s8", 8, 127.0, 6, ("uint8", "int8"), "int8")
+# Exponent relative to the largest of a row; see ``formats.fp8_order``.
+RELATIVE = NumberType("relative", 8, 2.0**127, 127, ("uint8",), "uint8")
 FP32 = NumberType("fp32", 32, (2 - 2.0**-23) * 2.0**127, 127, ("float32",), "float32")
 BF16 = NumberType("bf16", 16, (2 - 2.0**-7) * 2.0**127, 127, ("bfloat16",), "bfloat16")
 FP16 = NumberType("fp16", 16, 65504.0, 15, ("float16",), "float16")
@@ -105,8 +109,8 @@ class BlockFormat:
         block_rows: rows that share a scale.
         has_global_scale: whether a tensor also has one float32 factor.
         scale_layout: layout in which kernels read the scales: "blocked", in atoms of 128 rows by 4 blocks, or "rowmajor".
-        order: order of the data in memory: "rows", or "slabs" of eight rows (:mod:`nvfp4_cute.formats.slabs`), for weights
-            only.
+        order: order of the data in memory: "rows"; for weights only also "slabs" of eight rows
+            (:mod:`nvfp4_cute.formats.slabs`), or "fp8" within blocks (:mod:`nvfp4_cute.formats.fp8_order`).
         scaling: how quantization finds block scales: from the block's "amax", or by "four_over_six".
     """
 
@@ -117,7 +121,7 @@ class BlockFormat:
     block_rows: int = 1
     has_global_scale: bool = False
     scale_layout: ScaleLayout = "blocked"
-    order: Literal["rows", "slabs"] = "rows"
+    order: Literal["rows", "slabs", "fp8"] = "rows"
     scaling: Literal["amax", "four_over_six"] = "amax"
 
     def __str__(self) -> str:
@@ -143,7 +147,7 @@ class BlockFormat:
         if self.is_int4:
             return "int4_format(...)"
         # Upper case must not touch the x in the extents of a block.
-        return self.title.replace("1X128", "1x128").replace("128X128", "128x128")
+        return self.title.replace("1X128", "1x128").replace("128X128", "128x128").replace("1XK", "1xK")
 
     @property
     def stored(self) -> "BlockFormat":
@@ -354,7 +358,11 @@ MXFP8_E4M3 = BlockFormat("mxfp8_e4m3", E4M3, UE8M0, block_k=32)
 MXFP8_E5M2 = BlockFormat("mxfp8_e5m2", E5M2, UE8M0, block_k=32)
 FP8_1x128 = BlockFormat("fp8_1x128", E4M3, FP32, block_k=128, scale_layout="rowmajor")
 FP8_128x128 = BlockFormat("fp8_128x128", E4M3, FP32, block_k=128, block_rows=128, scale_layout="rowmajor")
+FP8_1xK = BlockFormat("fp8_1xk", E4M3, FP32, block_k=0, scale_layout="rowmajor")
 INT8 = BlockFormat("int8", S8, FP32, block_k=0, scale_layout="rowmajor")
+MXFP4_FP8 = BlockFormat("mxfp4_fp8", E2M1, RELATIVE, block_k=32, order="fp8")
+# Powers of two of MXFP4_FP8: e4m3 holds e2m1 times 2^-8 to 2^6. ROW_EXPONENT is that of the row's largest scale.
+E4M3_POWERS, ROW_EXPONENT = 15, 6
 # Formats of ``a`` and ``b``, or of the M side and the N side of an MMA.
 Formats = tuple[BlockFormat, BlockFormat]
 NVFP4_PAIR: Formats = (NVFP4, NVFP4)
@@ -363,7 +371,7 @@ MXFP8 = (MXFP8_E4M3, MXFP8_E5M2)
 MXFP8_PAIRS: tuple[Formats, ...] = tuple((a, b) for a in MXFP8 for b in MXFP8)
 # MXFP8 with MXFP4, in either order.
 MIXED_PAIRS: tuple[Formats, ...] = (*((a, MXFP4) for a in MXFP8), *((MXFP4, b) for b in MXFP8))
-FORMATS = {f.name: f for f in (NVFP4, MXFP4, MXFP8_E4M3, MXFP8_E5M2, FP8_1x128, FP8_128x128, INT8)}
+FORMATS = {f.name: f for f in (NVFP4, MXFP4, MXFP8_E4M3, MXFP8_E5M2, FP8_1x128, FP8_128x128, FP8_1xK, INT8)}
 
 INT4_BLOCKS = (32, 64, 128)
 # Types of scales: by element type, then by the dtype that a checkpoint stores.
@@ -384,7 +392,7 @@ SLABS_SUFFIX = "_slabs"
 SLABS = {
     name: replace(f, name=name + SLABS_SUFFIX, order="slabs") for name, f in (FORMATS | INT4_FORMATS).items()
 }
-_SLABS_BY_NAME = {f.name: f for f in SLABS.values()}
+_WEIGHTS_BY_NAME = {f.name: f for f in (*SLABS.values(), MXFP4_FP8)}
 
 
 def int4_format(
@@ -425,7 +433,7 @@ def format_named(name: str, argument: str = "format") -> BlockFormat:
     """Returns the record with this name. Raises ValueError, with a list of all names, if there is none."""
     if name == FOUR_OVER_SIX.name:
         return FOUR_OVER_SIX
-    found = FORMATS.get(name) or INT4_FORMATS.get(name) or _SLABS_BY_NAME.get(name)
+    found = FORMATS.get(name) or INT4_FORMATS.get(name) or _WEIGHTS_BY_NAME.get(name)
     if found is None:
         raise ValueError(f"{argument}={name!r} is unknown; use one of {', '.join((*FORMATS, *INT4_FORMATS))}")
     return found

@@ -24,7 +24,7 @@ from typing import Any, Literal
 
 import torch
 
-from nvfp4_cute.formats.block_format import INT4_ZERO_POINT, BlockFormat, NumberType
+from nvfp4_cute.formats.block_format import E4M3_POWERS, INT4_ZERO_POINT, BlockFormat, NumberType
 
 E4M3_MAX = 448.0
 FLOAT32_MIN_NORMAL = 2.0**-126
@@ -202,6 +202,14 @@ def decode_ue8m0(codes: torch.Tensor, dtype: torch.dtype = torch.float32) -> tor
     return _lookup("ue8m0", codes.view(torch.uint8), dtype)
 
 
+def decode_relative(codes: torch.Tensor, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    """Decodes scales of MXFP4_FP8 (``fp8_order``), uint8 [..., K/32], to float32 or float64, exactly."""
+    part = 2 * torch.arange(4, device=codes.device)
+    largest = ((codes[..., :4].int() & 3) << part).sum(-1, keepdim=True)
+    power = (codes >> 3).int() + largest - (126 + E4M3_POWERS)
+    return torch.ldexp(torch.ones_like(power, dtype=dtype), power)
+
+
 def pack_e2m1(codes: torch.Tensor) -> torch.Tensor:
     """Packs e2m1 codes, two per byte along the last dimension, the even index in the low nibble.
 
@@ -281,6 +289,7 @@ DECODERS: dict[str, Callable[[torch.Tensor, torch.dtype], torch.Tensor]] = {
     "s8": decode_s8,
     "ue4m3": decode_ue4m3,
     "ue8m0": decode_ue8m0,
+    "relative": lambda scale, dtype: decode_relative(scale, dtype),
     "int4": lambda packed, dtype: _lookup("int4", packed, dtype).flatten(-2),
     "uint4": lambda packed, dtype: _lookup("uint4", packed, dtype).flatten(-2),
     **{name: lambda scale, dtype: scale.to(dtype) for name in ("fp32", "bf16", "fp16")},

@@ -5,9 +5,12 @@ then one run of 512 bytes, and consecutive loads are adjacent. The last part of 
 64 bytes. The tensor keeps its shape, and scales are not moved.
 """
 
+from dataclasses import replace
+
 import torch
 
 from nvfp4_cute.formats.block_format import BlockFormat
+from nvfp4_cute.formats.fp8_order import from_fp8_order
 
 SLAB_ROWS, PART_BYTES = 8, 64
 
@@ -37,7 +40,9 @@ def from_slabs(data: torch.Tensor) -> torch.Tensor:
 
 
 def in_rows(data: torch.Tensor, format: BlockFormat) -> tuple[torch.Tensor, BlockFormat]:
-    """Returns weights in rows and their format. Copies weights that are in slabs."""
+    """Returns weights in rows and their format. Copies weights in another order; scales of MXFP4_FP8 stay relative."""
+    if format.order == "fp8":
+        return from_fp8_order(data), replace(format, order="rows")
     return (from_slabs(data), format.in_rows) if format.order == "slabs" else (data, format)
 
 

@@ -19,8 +19,13 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32, Uint32
 
 from nvfp4_cute.formats.block_format import UE8M0, BlockFormat
-from nvfp4_cute.planning.arch.sm90 import SLABS
-from nvfp4_cute.planning.arch.sm90_weight_only import has_scales_of_sums, promotes
+from nvfp4_cute.planning.arch.sm90 import TILE_K
+from nvfp4_cute.planning.arch.sm90_weight_only import (
+    has_fp8_tokens,
+    has_scales_of_sums,
+    promotes,
+    token_bytes,
+)
 
 from ...common import ptx, ue8m0
 from ...common.decode import MAGNITUDE_AT_EXPONENT, decode_scales
@@ -29,12 +34,14 @@ from ...common.int8 import integer_pair
 from ...common.select import select
 from ...common.shared_access import load_shared, load_shared_half
 from ...common.versions import inline_ptx
+from ..activations import SLAB_ROW_BYTES as TOKEN_ROW_BYTES
 from ..opaque import opaque
 from ..operands import UNIT_BYTES, sf_atoms, tile_row_bytes, tiles_of_sf_atom
-from ..wgmma import MMA_K
+from ..wgmma import BF16, E4M3, F16, MMA_K, Operands
+from .fp8_tokens import row_steps
 
-# Words of a row that a lane reads per K tile, and words per slab after the exchange.
-UNIT_WORDS, SLAB_WORDS = 4, 2
+# Words of a row that a lane reads per K tile, and lanes that share rows.
+UNIT_WORDS, LANES_OF_QUAD = 4, 4
 # MMAs per slab, and pairs of a row per lane and MMA, eight values apart.
 STEPS, PAIRS_OF_STEP = 4, 2
 # prmt selector: the even bytes of both words. Add NEXT_BYTES for the odd ones.
@@ -53,16 +60,44 @@ class Decoding:
     """Compile-time description of the weights and of their conversion.
 
     Attributes:
-        format: e2m1 with e4m3 scales; with bfloat16 tokens also an MX format; int4; or 8 bits with float32 scales.
+        format: e2m1 with e4m3 scales; with bfloat16 tokens also an MX format; int4; or 8 bits with float32 scales. With FP8
+            tokens MXFP4 that was prepared for them (``fp8_tokens``).
         is_bf16: whether weights are converted to bfloat16, otherwise float16.
+        slab_k: values of K whose MMAs are one group. A stage has at least two groups, whose registers alternate.
     """
 
     format: BlockFormat
     is_bf16: bool
+    slab_k: int
+
+    @property
+    def has_fp8_tokens(self) -> bool:
+        """Whether tokens and converted weights are e4m3."""
+        return has_fp8_tokens(self.format)
+
+    @property
+    def operands(self) -> Operands:
+        """Type that MMAs multiply."""
+        return E4M3 if self.has_fp8_tokens else BF16 if self.is_bf16 else F16
+
+    @property
+    def slabs(self) -> int:
+        """Slabs of a K tile."""
+        return TILE_K // self.slab_k
+
+    @property
+    def slab_words(self) -> int:
+        """Words of a row per slab."""
+        return self.slab_k // (8 * LANES_OF_QUAD)
+
+    @property
+    def row_k(self) -> int:
+        """Values of a token in a row of 128 bytes."""
+        return TOKEN_ROW_BYTES // token_bytes(self.format)
 
     @property
     def has_powers(self) -> bool:
-        """Whether scales are ue8m0."""
+        """Whether scales are ue8m0 and multiply weights."""
         return self.format.scale == UE8M0
 
     @property
@@ -72,7 +107,7 @@ class Decoding:
 
     @property
     def promotes(self) -> bool:
-        """Whether the sums of every K tile are scaled and added to float32 accumulators."""
+        """Whether sums of part of K are added to float32 accumulators in other registers."""
         return promotes(self.format)
 
     @property
@@ -93,7 +128,7 @@ class Decoding:
     @property
     def slabs_of_load(self) -> int:
         """Slabs whose weights a lane reads in one load."""
-        return 1 if self.has_bytes else SLABS
+        return 1 if self.has_bytes else self.slabs
 
     @property
     def words(self) -> int:
@@ -113,7 +148,7 @@ class Decoding:
     @property
     def exponent(self) -> int:
         """log2 of the factor that the sums still lack."""
-        if self.has_bytes or self.int4 is not None:
+        if self.has_bytes or self.has_fp8_tokens or self.int4 is not None:
             return 0
         if self.has_powers:
             return ue8m0.OPERAND_EXPONENT
@@ -170,7 +205,7 @@ def exchange(words: list, quad: Quad) -> list:
         quad: the lane's selectors.
 
     Returns:
-        ``SLAB_WORDS`` words of the lower slab, then of the upper one.
+        Two words of the lower slab, then two of the upper one.
     """
     pairs = [words[:2], words[2:]]
     kept = [ptx.prmt(*pair, quad.kept) for pair in pairs]
@@ -187,16 +222,20 @@ def _from(word: Uint32, distance: int) -> Uint32:
     return Uint32(cute.arch.shuffle_sync_bfly(word, distance))
 
 
-def slab_weights(words: list, codes: list, slab: int, decoding: Decoding) -> list:
-    """Dequantizes the weights of a slab's four MMAs into the order that ``wgmma.multiply_slab`` expects.
+def slab_weights(words: list, codes: list, slab: int, decoding: Decoding, tables: Int32 | None) -> list:
+    """Dequantizes the weights of a slab's MMAs into the order that ``wgmma.multiply_slab`` expects.
 
     Args:
-        words: per row, ``SLAB_WORDS`` words of :func:`exchange`, or for 8-bit elements the words of :func:`load_slab`.
+        words: per row, its words of the slab: those of :func:`exchange`, or for 8-bit elements those of :func:`load_slab`.
         codes: per row, the words with its scales of the K tile.
         slab: slab of the K tile.
         decoding: formats.
+        tables: shared address of ``fp8_tokens.store_tables``, for FP8 tokens.
     """
-    if decoding.has_scales_of_sums:
+    if decoding.has_fp8_tokens:
+        first = slab * decoding.slab_words
+        rows = [row_steps(row, *word, first, tables) for row, word in zip(words, codes, strict=True)]
+    elif decoding.has_scales_of_sums:
         rows = [_row_steps_without_scales(row, decoding) for row in words]
     elif decoding.has_bytes:
         element = decoding.format.element.name
@@ -211,7 +250,9 @@ def slab_weights(words: list, codes: list, slab: int, decoding: Decoding) -> lis
         rows = [_row_steps_of_powers(row, *word, slab) for row, word in zip(words, codes, strict=True)]
     else:
         rows = [_row_steps(row, word[slab], decoding.is_bf16) for row, word in zip(words, codes, strict=True)]
-    return [row[step][half] for step in range(STEPS) for half in range(PAIRS_OF_STEP) for row in rows]
+    return [
+        row[step][half] for step in range(len(rows[0])) for half in range(PAIRS_OF_STEP) for row in rows
+    ]
 
 
 def _row_steps(words: list, codes: Uint32, is_bf16: bool) -> list:

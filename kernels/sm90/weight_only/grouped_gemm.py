@@ -1,9 +1,11 @@
-"""Weight-only grouped GEMM on sm_90a: 16-bit tokens x NVFP4, int4, FP8 or INT8, or bf16 x MXFP4 or MXFP8, -> fp16, bf16 or fp32.
+"""Grouped GEMM on sm_90a whose tokens go from memory to wgmma unchanged -> fp16, bf16 or fp32.
 
-For every group g:  C = alpha[g] * A @ (B * SFB)^T  with A (M_g, K_g) of 16 bits, K-major; see ``..grouped_gemm`` for B, SFB, C,
-the dual GEMM and the four forms. Weights are converted to the dtype of the tokens in the registers that wgmma reads: exactly,
-int4 with one rounding (``decode``). Tokens go from memory to wgmma unchanged. Float32 scales (FP8, INT8) multiply sums
-(``scales``); such weights have no dual GEMM.
+16-bit tokens x NVFP4, int4, FP8 or INT8, bf16 tokens x MXFP4 or MXFP8, and FP8 tokens x MXFP4.
+
+For every group g:  C = alpha[g] * A @ (B * SFB)^T  with A (M_g, K_g), K-major; see ``..grouped_gemm`` for B, SFB, C, the dual
+GEMM and the four forms. Weights are converted to the dtype of the tokens in the registers that wgmma reads: exactly, int4 with
+one rounding (``decode``). Float32 scales of weights (FP8, INT8) multiply sums (``scales``); such weights have no dual GEMM. FP8
+tokens have one float32 scale each, which multiplies sums (``fp8_tokens``).
 
 Roles (warps):  MATH 0-7 | SCHEDULER 9, with stream-K | LOAD of weights 10 | LOAD of tokens 11.
 
@@ -26,7 +28,14 @@ from cutlass import BFloat16, Float16, Int64, Uint8
 
 from nvfp4_cute.launch_table import NUM_COLUMNS, Header
 from nvfp4_cute.planning.arch.sm90 import TILE_K
-from nvfp4_cute.planning.arch.sm90_weight_only import ctas_per_sm, leaves_tokens_out, smem_plan, token_box
+from nvfp4_cute.planning.arch.sm90_weight_only import (
+    ctas_per_sm,
+    leaves_tokens_out,
+    slab_k,
+    smem_plan,
+    token_box,
+    token_bytes,
+)
 
 from ...common.fp32_scales import Scales
 from ...common.launch_args import read_groups, read_operands, read_outputs
@@ -44,12 +53,13 @@ from ..scheduler import NUM_RECORDS, RECORD_BYTES, ScheduledTiles, run_scheduler
 from ..stream_k import groups_by_work
 from ..tile_walk import WalkedTiles
 from ..warp_schedule import NUM_LOAD_WARPS, WarpSchedule
+from . import fp8_tokens
 from .decode import Decoding
-from .load import SLAB_K, LoadArgs, clear, run_load_tokens, run_load_weights
+from .load import LoadArgs, clear, run_load_tokens, run_load_weights
 from .math import MathArgs, run_math
 
-# Pitches are multiples of 16 bytes: 8 token values.
-PITCH_STEP = 8
+# Pitches are multiples of 16 bytes.
+PITCH_BYTES = 16
 
 
 class WeightOnlyGemmSm90(GroupedGemmVariant):
@@ -57,7 +67,8 @@ class WeightOnlyGemmSm90(GroupedGemmVariant):
 
     def __init__(self, **options):
         super().__init__(**options)
-        self.decoding = Decoding(self.formats[1], self.is_bf16)
+        b_format = self.formats[1]
+        self.decoding = Decoding(b_format, self.is_bf16, slab_k(self.config, b_format))
         self.kind = OutputKind(self.out_dtype, False, self.activation, self.weight_layout)
         self.schedule = WarpSchedule.of_weight_only(ctas_per_sm(self.config))
         self.smem = smem_plan(self.config, self.kind.num_b, self.formats[1])
@@ -78,10 +89,11 @@ class WeightOnlyGemmSm90(GroupedGemmVariant):
         # One TMA copy covers one K tile of 128 values.
         cta_tile = (*self.config.cta_tile_shape_mnk[:2], TILE_K)
         boxes = make_boxes(replace(self.config, cta_tile_shape_mnk=cta_tile), (self.decoding.format,) * 2)
-        dtype, box = BFloat16 if self.decoding.is_bf16 else Float16, token_box(self.config)
+        dtype = Uint8 if self.decoding.has_fp8_tokens else BFloat16 if self.decoding.is_bf16 else Float16
+        row = self.decoding.row_k, token_box(self.config), PITCH_BYTES // token_bytes(self.decoding.format)
         descriptors = replace(
             Descriptors.encode(weights, [], boxes),
-            n=[[rows_atom(view, dtype, 1, SLAB_K, box, PITCH_STEP) for view in tokens]],
+            n=[[rows_atom(view, dtype, 1, *row) for view in tokens]],
         )
         num_alphas = self.kind.num_products if self.has_alpha else 0
         outputs = read_outputs(
@@ -93,6 +105,8 @@ class WeightOnlyGemmSm90(GroupedGemmVariant):
             fixup = Fixup(values[Header.COUNTERS, 0], values[Header.WORKSPACE, 0])
         self.kernel.set_name_prefix(self.name)
         sum_scales = Scales.of(weights[0]) if self.decoding.has_scales_of_sums else None
+        if cutlass.const_expr(self.decoding.has_fp8_tokens):
+            sum_scales = Scales.of(tokens)
         self.kernel(descriptors, groups, outputs, sum_scales, fixup).launch(
             **launch_settings(
                 self.config, self.schedule, values[Header.NUM_CTA, 0], ctas_per_sm(self.config)
@@ -128,6 +142,9 @@ class WeightOnlyGemmSm90(GroupedGemmVariant):
             else None
             for nbytes in stage_bytes
         )
+        tables = None
+        if cutlass.const_expr(self.decoding.has_fp8_tokens):
+            tables = smem.allocate(fp8_tokens.TABLES_BYTES, fp8_tokens.TABLES_ALIGN_BYTES).toint()
         # A barrier more, where MATH arrives when it has no stage to release.
         ring = Ring(smem.allocate_array(Int64, 2 * num_stage + 1), num_stage)
         partial, exchange = exchange_of_sums(smem, plan.partial_bytes, schedule, config.split_k)
@@ -146,6 +163,8 @@ class WeightOnlyGemmSm90(GroupedGemmVariant):
                     init_ring(tiles.ring, 1, schedule.num_math_warps)
                 init_ring(exchange, 1, schedule.num_math_warps)
                 cute.arch.mbarrier_init(ring.empty(num_stage), 1)
+                if cutlass.const_expr(self.decoding.has_fp8_tokens):
+                    fp8_tokens.store_tables(tables)
         cute.arch.mbarrier_init_fence()
         if cutlass.const_expr(leaves_tokens_out(config)):
             clear(tokens, num_stage * plan.a_stage_bytes, schedule.threads_per_cta)
@@ -172,6 +191,7 @@ class WeightOnlyGemmSm90(GroupedGemmVariant):
                     sum_scales=sum_scales,
                     fixup=fixup,
                     sent=exchange.empty(0),
+                    tables=tables,
                 )
             )
 
@@ -179,7 +199,7 @@ class WeightOnlyGemmSm90(GroupedGemmVariant):
         else:
             cute.arch.setmaxregister_decrease(schedule.other_registers)
             atom_tiles = tiles_of_sf_atom(self.decoding.format)
-            extents = (self.decoding.atoms, atom_tiles, self.decoding.row_bytes)
+            extents = (self.decoding.atoms, atom_tiles, self.decoding.row_bytes, self.decoding.row_k)
             load = LoadArgs(descriptors, weights, scales, tokens, plan, config, tiles, ring, *extents)
             if warp_idx == schedule.first_load_warp_id:
                 run_load_weights(load)

@@ -23,8 +23,6 @@ from ..scheduler import ScheduledTiles
 from ..tile_walk import WalkedTiles, sides_of_cta
 from ..token_tiles import first_token, tokens_of_tile
 
-SLAB_K = TILE_K // 2
-
 
 @dataclass(frozen=True)
 class LoadArgs:
@@ -37,6 +35,7 @@ class LoadArgs:
         ring: full: one arrival and the bytes of each warp.
         sf_atoms, sf_tiles: scale atoms per K tile, and K tiles per atom; one of them is 1.
         k_extent: extent of a K tile in the tensor maps of weights, in map elements.
+        row_k: values of a token in 128 bytes.
     """
 
     descriptors: Descriptors
@@ -50,6 +49,7 @@ class LoadArgs:
     sf_atoms: int
     sf_tiles: int
     k_extent: int
+    row_k: int
 
 
 @cute.jit
@@ -99,7 +99,7 @@ def run_load_weights(args: LoadArgs):
 def run_load_tokens(args: LoadArgs):
     """Loads this CTA's boxes of tokens into both CTAs of a pair, for every stage as soon as it is empty in both."""
     tiles, config, num_cta, box = args.tiles, args.config, args.config.multicast_n, token_box(args.config)
-    tile_tokens, slabs = config.work_tile_mnk[0], config.work_tile_mnk[2] // SLAB_K
+    tile_tokens, slabs = config.work_tile_mnk[0], config.work_tile_mnk[2] // args.row_k
     rank, both = Int32(0), None
     if cutlass.const_expr(num_cta > 1):
         rank, both = cute.arch.block_idx_in_cluster(), Int32((1 << num_cta) - 1)
@@ -120,7 +120,7 @@ def run_load_tokens(args: LoadArgs):
                 for first in cutlass.range(rank, num_boxes, num_cta, unroll=1):
                     for slab in cutlass.range_constexpr(slabs):
                         target = at + (slab * tile_tokens + first * box) * SLAB_ROW_BYTES
-                        where = ((index * slabs + slab) * SLAB_K, row + first * box, batch)
+                        where = ((index * slabs + slab) * args.row_k, row + first * box, batch)
                         tma_load(target, descriptor, where, full.toint(), EVICT_LAST, 1, both)
             stage, phase = next_stage(args.ring, stage, phase)
         place = tiles.next(place)

@@ -1,12 +1,16 @@
-"""MATH role: two warpgroups dequantize weights into registers, multiply them by 16-bit tokens, and store the result.
+"""MATH role: two warpgroups dequantize weights into registers, multiply them by tokens, and store the result.
 
 Each warpgroup has 64 rows of weights as MMA-M and all tokens of the tile as MMA-N, as in ``..math``. Tokens keep the caller's
-order of K, so the lanes of a quad exchange bytes of weights (``decode``). The weights of a slab, 64 values of K, fill 16
-registers. Two such sets
-alternate: one is dequantized while wgmma reads the other. The weights of a K tile are read while the previous one is multiplied.
+order of K, so the lanes of a quad exchange bytes of weights (``decode``); weights for FP8 tokens are stored in the lanes' order
+(``fp8_tokens``). The weights of a slab, ``Decoding.slab_k`` values of K, fill 8 or 16 registers. Two such sets alternate: one is
+dequantized while wgmma reads the other. The weights of a K tile are read while the previous one is multiplied.
 
 Float32 scales multiply sums (``scales``): for FP8 the sums of every K tile, which are then accumulated; for INT8 the sums of
 all of K.
+
+With FP8 tokens, sums of a stage are promoted, that is added to accumulators in other registers: tensor cores of Hopper keep 13
+bits after the point of the largest term, and truncate the rest with each MMA. A stage has 4 or 8 MMAs. Before the first MMA of
+a stage, a warp waits for the last one of the previous stage, after it has converted its weights.
 """
 
 from dataclasses import dataclass, replace
@@ -16,7 +20,7 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32, Uint32
 from cutlass.cute.nvgpu import warpgroup
 
-from nvfp4_cute.planning.arch.sm90 import SLABS, TILE_K, token_counts
+from nvfp4_cute.planning.arch.sm90 import TILE_K, token_counts
 from nvfp4_cute.planning.arch.sm90_weight_only import WeightOnlySmem
 from nvfp4_cute.planning.config import KernelConfig
 
@@ -35,9 +39,10 @@ from ..operands import SF_ATOM_BYTES, tokens_multiplied
 from ..scheduler import ScheduledTiles
 from ..tile_walk import TilePart, WalkedTiles
 from ..warp_schedule import WarpSchedule
-from ..weight_rows import LaneRows, lane_rows
-from ..wgmma import multiply_slab, slab_matrix
-from .decode import SLAB_WORDS, Decoding, Quad, exchange, load_slab, slab_weights
+from ..weight_rows import LaneRows, lane_rows, matrix_rows
+from ..wgmma import STEP_UNITS, multiply_slab, slab_matrix
+from . import fp8_tokens
+from .decode import Decoding, Quad, exchange, load_slab, slab_weights
 from .scales import load_scales_of_rows, load_tile_scale, promote_sums, scale_sums, tile_scales
 
 
@@ -51,7 +56,8 @@ class MathArgs:
         tiles: work tiles of this CTA.
         partial: split-K exchange, where the first CTA of a cluster receives the partial sums of the others.
         decoding: conversion of the weights to the dtype of the tokens.
-        sum_scales: float32 scales of the weights in global memory; None if the scales are in shared memory.
+        sum_scales: float32 scales in global memory, of the weights or of FP8 tokens; None if all scales are in shared memory.
+        tables: shared address of ``fp8_tokens.store_tables``; None for 16-bit tokens.
         fixup, sent: see ``..math.MathArgs``.
     """
 
@@ -71,6 +77,7 @@ class MathArgs:
     sum_scales: Scales | None
     fixup: Fixup | None
     sent: cute.Pointer
+    tables: Int32 | None = None
 
     @property
     def k_tiles(self) -> int:
@@ -86,10 +93,12 @@ class Weights:
         words: Uint32 (``Decoding.words``, 2 rows): a K tile of e2m1, eight per word, or a slab of 8-bit elements, two per word.
         codes: Uint32 (words of scales per K tile, 2 rows): one word per slab for e4m3, one for both slabs for ue8m0, half a word
             to four words for int4. (1,) for FP8 with float32 scales. None where one scale covers all of K.
+        factors: Uint32 (2 rows): with FP8 tokens, the powers of two of the rows of the tile; otherwise None.
     """
 
     words: cute.Tensor
     codes: cute.Tensor | None
+    factors: cute.Tensor | None = None
 
 
 @cute.jit
@@ -98,8 +107,9 @@ def run_math(args: MathArgs):
     tiles, tile_m = args.tiles, args.config.work_tile_mnk[0]
     # Accumulator 4i + 2h + e belongs to weight row (lane's first + 8h) and token 8i + 2 * (lane % 4) + e.
     acc = cute.make_rmem_tensor(tile_m // 2, Float32)
-    # Separate sums of one K tile where those are scaled before they are accumulated.
+    # Separate sums of part of K where those are promoted.
     products = cute.make_rmem_tensor(tile_m // 2, Float32) if args.decoding.promotes else acc
+    weights = _weights(args.decoding)
     stage, phase, parity = Int32(0), Int32(CONSUMER_PHASE), Int32(0)
     quad, place = Quad.of_lane(), tiles.first()
     while tiles.has_tile(place):
@@ -109,7 +119,9 @@ def run_math(args: MathArgs):
         if cutlass.const_expr(args.decoding.has_scales_of_sums and not args.decoding.promotes):
             of_rows = load_scales_of_rows(args.sum_scales, args.config, args.kind, part.tile)
         tokens = opaque(tokens_multiplied(part.tile, args.config))
-        stage, phase = _accumulate(args, acc, products, rows, quad, tokens, part, stage, phase)
+        stage, phase = _accumulate(args, acc, products, weights, rows, quad, tokens, part, stage, phase)
+        if cutlass.const_expr(args.decoding.has_fp8_tokens):
+            of_rows = [weights.factors[i] for i in range(LANE_ROWS)]
         if cutlass.const_expr(args.config.stream_k):
             if part.first > 0:
                 send(args.fixup, acc, tokens, args.sent)
@@ -124,15 +136,24 @@ def run_math(args: MathArgs):
 
 
 def _lane_rows(args: MathArgs, tile: WorkTile) -> LaneRows:
-    """Returns the offsets of a lane's weights: its unit, or for 8-bit elements its first pair in unit 0."""
+    """Returns the offsets of a lane's weights: its unit, or for 8-bit elements its first pair in unit 0.
+
+    With FP8 tokens, the offset of the 16 bytes that it addresses for others.
+    """
     decoding, lane = args.decoding, cute.arch.thread_idx()[0] % 4
+    if decoding.has_fp8_tokens:
+        return matrix_rows(args.kind, tile, decoding.row_bytes, decoding.atoms)
     unit = Int32(0) if decoding.has_bytes else lane
     rows = lane_rows(args.kind, tile, unit, decoding.row_bytes, decoding.atoms)
     return replace(rows, data=rows.data + lane * 2) if decoding.has_bytes else rows
 
 
 def _store(args: MathArgs, acc: cute.Tensor, of_rows: list, tile: WorkTile):
-    if of_rows:
+    if args.decoding.has_fp8_tokens:
+        fp8_tokens.scale_sums(
+            acc, of_rows, fp8_tokens.load_token_scales(args.sum_scales, args.config, tile)
+        )
+    elif of_rows:
         scale_sums(acc, of_rows)
     store_tile(acc, args.outputs, args.kind, tile, args.config, args.staging_address, args.decoding.exponent)
 
@@ -142,6 +163,7 @@ def _accumulate(
     args: MathArgs,
     acc: cute.Tensor,
     products: cute.Tensor,
+    weights: Weights,
     rows: LaneRows,
     quad: Quad,
     tokens: Int32,
@@ -151,66 +173,76 @@ def _accumulate(
 ):
     """Accumulates a part of a work tile. Only the first ``tokens`` columns of ``acc`` are computed; the rest stay 0.
 
-    products: destination of the MMAs: ``acc`` itself, or the sums of one K tile where those are scaled first.
+    products: destination of the MMAs: ``acc`` itself, or sums of part of K where those are promoted.
     """
     count = part.count
     tile_m, num_cta = args.config.work_tile_mnk[0], args.config.multicast_n
     acc.fill(0.0)
     if cutlass.const_expr(args.decoding.promotes):
         products.fill(0.0)
-    weights = _weights(args.decoding)
     # The first arrival has no stage to release. It goes to a spare barrier after the last stage's, which nobody waits for.
     last_stage, read_stage = Int32(args.ring.num_stages), stage
     emptied = barrier_of_lane(args.ring.empty(Int32(0)), num_cta)
-    slabs, sources = args.k_tiles * SLABS, _sources(args, rows, part.tile)
+    decoding, slabs_of_tile = args.decoding, args.decoding.slabs
+    slabs, sources = args.k_tiles * slabs_of_tile, _sources(args, rows, part.tile)
+    # Slabs whose products are promoted together, and the scale of those that have not been promoted yet.
+    promoted = slabs if decoding.has_fp8_tokens else slabs_of_tile
+    tile_scale = None if decoding.has_fp8_tokens else Uint32(0)
     if count > 0:
         stage, phase = _load_stage(args, weights, sources, stage, phase, part.first)
+        if cutlass.const_expr(decoding.has_fp8_tokens):
+            for i in cutlass.range_constexpr(LANE_ROWS):
+                weights.factors[i] = fp8_tokens.row_factor(weights.codes[0, i])
     for step in cutlass.range(count, unroll=1):
         in_stage = read_stage
         for slab in cutlass.range_constexpr(slabs):
-            if cutlass.const_expr(slab % args.decoding.slabs_of_load == 0):
-                dealt = [[weights.words[w, i] for w in range(args.decoding.words)] for i in range(LANE_ROWS)]
-                if cutlass.const_expr(not args.decoding.has_bytes):
+            if cutlass.const_expr(slab % decoding.slabs_of_load == 0):
+                dealt = [[weights.words[w, i] for w in range(decoding.words)] for i in range(LANE_ROWS)]
+                if cutlass.const_expr(not (decoding.has_bytes or decoding.has_fp8_tokens)):
                     dealt = [exchange(row, quad) for row in dealt]
-            if cutlass.const_expr(slab % SLABS == 0 and args.decoding.promotes):
-                codes, tile_scale = [[] for i in range(LANE_ROWS)], weights.codes[0]
-            elif cutlass.const_expr(slab % SLABS == 0):
-                codes = [[weights.codes[j, i] for j in range(args.decoding.atoms)] for i in range(LANE_ROWS)]
+            if cutlass.const_expr(slab % slabs_of_tile == 0):
+                codes = [[weights.codes[j, i] for j in range(decoding.atoms)] for i in range(LANE_ROWS)]
+                if cutlass.const_expr(decoding.has_scales_of_sums and decoding.promotes):
+                    next_scale = weights.codes[0]
             if cutlass.const_expr(slab == 0):
                 # wgmma reads descriptors from uniform registers. Move the stage there once; otherwise each descriptor is moved
                 # by itself.
                 uniform_stage = cute.arch.make_warp_uniform(in_stage)
-            words, first = dealt, slab % SLABS * SLAB_WORDS
-            if cutlass.const_expr(not args.decoding.has_bytes):
-                words = [row[first : first + SLAB_WORDS] for row in dealt]
-            decoded = slab_weights(words, codes, slab % SLABS, args.decoding)
-            matrix = slab_matrix(args.tokens, uniform_stage * slabs + slab, tile_m)
+            words, first = dealt, slab % slabs_of_tile * decoding.slab_words
+            if cutlass.const_expr(not decoding.has_bytes):
+                words = [row[first : first + decoding.slab_words] for row in dealt]
+            decoded = slab_weights(words, codes, slab % slabs_of_tile, decoding, args.tables)
+            if cutlass.const_expr(decoding.promotes and slab % promoted == 0):
+                promote_sums(acc, products, tile_scale)
+                if cutlass.const_expr(decoding.has_scales_of_sums):
+                    tile_scale = next_scale
+            matrix = _matrix(args, uniform_stage, slab)
             counts, most = token_counts(tile_m), args.schedule.mma_tokens
-            multiply_slab(products, decoded, tokens, counts, most, matrix, args.decoding.is_bf16)
+            multiply_slab(products, decoded, tokens, counts, most, matrix, decoding.operands)
             if cutlass.const_expr(slab == slabs - 1):
                 read_stage = stage
                 if step + 1 < count:
                     stage, phase = _load_stage(args, weights, sources, stage, phase, part.first + step + 1)
-            loads_next = slab < slabs - 1 and (slab + 1) % args.decoding.slabs_of_load == 0
+            loads_next = slab < slabs - 1 and (slab + 1) % decoding.slabs_of_load == 0
             if cutlass.const_expr(loads_next and slab > 0):
                 _load_weights(args, weights, sources, in_stage, slab + 1, part.first + step)
             # Wait for the previous slab's MMAs: their registers are free now, and after a stage's last slab so is the stage.
-            if cutlass.const_expr(args.decoding.promotes and slab % SLABS == SLABS - 1):
-                promote_sums(acc, products, tile_scale)
-            else:
-                warpgroup.wait_group(1)
+            warpgroup.wait_group(1)
             if cutlass.const_expr(slab == 0):
                 arrive_lanes(emptied + last_stage, num_cta)
                 # Load after the arrival, so that no read is in flight when a stage is released.
                 if cutlass.const_expr(loads_next):
                     _load_weights(args, weights, sources, in_stage, slab + 1, part.first + step)
         last_stage = in_stage
+    if cutlass.const_expr(decoding.promotes):
+        promote_sums(acc, products, tile_scale)
     warpgroup.wait_group(0)
     if count > 0:
-        # One 16-byte load covers all words of a row, so its first word is enough; 8-bit elements have a load per word.
-        read = range(args.decoding.words) if args.decoding.has_bytes else (0,)
+        # One 16-byte load covers all words of a row, so its first word is enough; 8-bit elements have a load per word, and
+        # ldmatrix has one for every two words of both rows.
+        read = range(decoding.words) if decoding.has_bytes else (0, 2) if decoding.has_fp8_tokens else (0,)
         words = [weights.words[word, i] for word in read for i in range(LANE_ROWS)]
-        if cutlass.const_expr(args.decoding.atoms > 0):
+        if cutlass.const_expr(decoding.atoms > 0):
             words += [weights.codes[i] for i in range(cute.size(weights.codes))]
         arrive_lanes(emptied + last_stage + after_reads(words, args.outputs), num_cta)
     return stage, phase
@@ -219,17 +251,28 @@ def _accumulate(
 def _weights(decoding: Decoding) -> Weights:
     """Allocates registers for packed weights."""
     words = cute.make_rmem_tensor((decoding.words, LANE_ROWS), Uint32)
-    if decoding.promotes:
+    if decoding.promotes and decoding.has_scales_of_sums:
         return Weights(words, cute.make_rmem_tensor((1,), Uint32))
+    codes = cute.make_rmem_tensor((decoding.atoms, LANE_ROWS), Uint32) if decoding.atoms else None
     return Weights(
-        words, cute.make_rmem_tensor((decoding.atoms, LANE_ROWS), Uint32) if decoding.atoms else None
+        words, codes, cute.make_rmem_tensor((LANE_ROWS,), Uint32) if decoding.has_fp8_tokens else None
     )
+
+
+def _matrix(args: MathArgs, stage: Int32, slab: int) -> Int32:
+    """Returns the descriptor word of the tokens of a slab, which may be half of a row of 128 bytes."""
+    decoding = args.decoding
+    of_row = decoding.row_k // decoding.slab_k
+    rows_of_stage = args.config.work_tile_mnk[2] // decoding.row_k
+    first = slab_matrix(args.tokens, stage * rows_of_stage + slab // of_row, args.config.work_tile_mnk[0])
+    within = slab % of_row * (decoding.slab_k // decoding.operands.k * STEP_UNITS)
+    return first + within if within else first
 
 
 def _sources(args: MathArgs, rows: LaneRows, tile: WorkTile) -> LaneRows:
     """Turns the lane's offsets within a stage into shared addresses of stage 0, or into global ones for scales of sums."""
     data = opaque(args.weights + rows.data)
-    if args.decoding.promotes:
+    if args.decoding.promotes and args.decoding.has_scales_of_sums:
         return replace(rows, data=data, scale=tile_scales(args.sum_scales, args.config, tile))
     return replace(
         rows, data=data, scale=opaque(args.scales + rows.scale) if args.decoding.atoms else Int32(0)
@@ -254,21 +297,27 @@ def _load_weights(
         rows: result of ``_sources``.
         index: number of the stage within the tile.
     """
-    smem, k_tile = args.smem, slab // SLABS
+    smem, decoding = args.smem, args.decoding
+    k_tile = slab // decoding.slabs
     data_bytes, scale_bytes = smem.num_b * smem.b_stage_bytes, smem.num_b * smem.sfb_stage_bytes
     data = rows.data + stage * data_bytes + k_tile * (data_bytes // args.k_tiles)
-    if cutlass.const_expr(args.decoding.atoms > 0):
+    if cutlass.const_expr(decoding.atoms > 0):
         scale = rows.scale + stage * scale_bytes + k_tile * (scale_bytes // args.k_tiles)
-    if cutlass.const_expr(args.decoding.promotes and slab == 0):
+    if cutlass.const_expr(decoding.promotes and decoding.has_scales_of_sums and slab == 0):
         weights.codes[0] = load_tile_scale(rows.scale, index)
+    if cutlass.const_expr(decoding.has_fp8_tokens):
+        blocks = fp8_tokens.load_tile_words(data)
     for i in cutlass.range_constexpr(LANE_ROWS):
-        words = load_slab(data + i * rows.data_step, slab % SLABS, args.decoding)
-        for word in cutlass.range_constexpr(args.decoding.words):
+        if cutlass.const_expr(decoding.has_fp8_tokens):
+            words = [block[i] for block in blocks]
+        else:
+            words = load_slab(data + i * rows.data_step, slab % decoding.slabs, decoding)
+        for word in cutlass.range_constexpr(decoding.words):
             weights.words[word, i] = words[word]
-        if cutlass.const_expr(slab % SLABS == 0):
-            for atom in cutlass.range_constexpr(args.decoding.atoms):
+        if cutlass.const_expr(slab % decoding.slabs == 0):
+            for atom in cutlass.range_constexpr(decoding.atoms):
                 address = scale + i * rows.scale_step + atom * SF_ATOM_BYTES
-                if cutlass.const_expr(args.decoding.has_half_words):
+                if cutlass.const_expr(decoding.has_half_words):
                     half = (index * args.k_tiles + k_tile) % 2
                     weights.codes[atom, i] = load_shared_half(address + half * 2)
                 else:

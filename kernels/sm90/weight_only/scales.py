@@ -39,12 +39,12 @@ def load_tile_scale(address: Int64, k_tile: Int32) -> Uint32:
     return load_words(address + k_tile * SCALE_BYTES, 1, KEEP)[0]
 
 
-def promote_sums(sums: cute.Tensor, products: cute.Tensor, scale: Uint32) -> None:
-    """Waits for a K tile's products, adds them times the scale to ``sums`` with one rounding (FMA), and zeroes them."""
+def promote_sums(sums: cute.Tensor, products: cute.Tensor, scale: Uint32 | None) -> None:
+    """Waits for products, adds them times the scale to ``sums`` with one rounding (FMA), and zeroes them. No scale means 1."""
     finish(products)
-    factor = ptx.float_of(scale)
+    factor = None if scale is None else ptx.float_of(scale)
     for i in range(cute.size(sums)):
-        sums[i] = fma(products[i], factor, sums[i])
+        sums[i] = sums[i] + products[i] if factor is None else fma(products[i], factor, sums[i])
     products.fill(0.0)
 
 

@@ -15,6 +15,7 @@ from nvfp4_cute.planning.arch import (
     sm80,
     sm90,
     sm90_fp8,
+    sm90_fp8_tokens,
     sm90_weight_only,
     sm100,
     sm100_fp8,
@@ -28,7 +29,7 @@ from nvfp4_cute.planning.arch.simt import w4a16_us
 from nvfp4_cute.planning.config import KernelConfig
 from nvfp4_cute.problem import GroupedProblem
 
-FAMILIES: tuple[Family, ...] = (sm90, sm90_fp8, sm100, sm103, sm100_fp8, sm100_int8, sm120)
+FAMILIES: tuple[Family, ...] = (sm90, sm90_fp8, sm90_fp8_tokens, sm100, sm103, sm100_fp8, sm100_int8, sm120)
 WEIGHT_ONLY_FAMILIES: tuple[WeightOnlyFamily, ...] = (sm90_weight_only, warp_mma)
 ARCHS = in_order(arch for family in FAMILIES for arch in family.ARCHS)
 WEIGHT_ONLY_ARCHS = in_order(arch for family in WEIGHT_ONLY_FAMILIES for arch in family.ARCHS)

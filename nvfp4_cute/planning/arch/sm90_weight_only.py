@@ -9,7 +9,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 
-from nvfp4_cute.formats.block_format import INT4_FORMATS, INT8, MXFP4, MXFP8, NVFP4, BlockFormat, FP8_128x128
+from nvfp4_cute.formats.block_format import (
+    INT4_FORMATS,
+    INT8,
+    MXFP4,
+    MXFP4_FP8,
+    MXFP8,
+    NVFP4,
+    BlockFormat,
+    FP8_1xK,
+    FP8_128x128,
+)
 from nvfp4_cute.planning.arch.base import clusters_in_gpcs, live_sizes
 from nvfp4_cute.planning.arch.sm90 import (
     FP16_BYTES,
@@ -102,6 +112,7 @@ TIMES = Times()
 K_TILE_FACTORS = {"int4": 0.85, "uint4": 0.85, MXFP4.name: 0.91, FP8_128x128.name: 0.88} | {
     mx.name: 0.86 for mx in MXFP8
 }
+K_TILE_FACTORS[MXFP4_FP8.name] = 0.6
 
 
 @dataclass(frozen=True)
@@ -110,7 +121,7 @@ class WeightOnlySmem(RingSmem):
 
     Attributes:
         b_stage_bytes, sfb_stage_bytes: bytes per stage of each weight operand and of its scales.
-        a_stage_bytes: bytes per stage of the 16-bit tokens.
+        a_stage_bytes: bytes per stage of the tokens.
         num_b: weight operands.
     """
 
@@ -130,14 +141,32 @@ class WeightOnlySmem(RingSmem):
         return self.weight_bytes + self.a_stage_bytes
 
 
+def has_fp8_tokens(b_format: BlockFormat) -> bool:
+    """Returns whether weights were prepared for FP8 tokens (``formats.exact_fp8``)."""
+    return b_format == MXFP4_FP8
+
+
+def token_bytes(b_format: BlockFormat) -> int:
+    """Returns the bytes of a token's value."""
+    return FP8_1xK.row_bytes(1) if has_fp8_tokens(b_format) else FP16_BYTES
+
+
+def slab_k(config: KernelConfig, b_format: BlockFormat) -> int:
+    """Returns the values of K whose MMAs are one group: with FP8 tokens, half of a stage; otherwise half of a K tile."""
+    return (config.work_tile_mnk[2] if has_fp8_tokens(b_format) else TILE_K) // 2
+
+
 def has_scales_of_sums(b_format: BlockFormat) -> bool:
     """Returns whether weight scales multiply sums: float32 scales in rows, which are not copied to shared memory."""
     return b_format.scale_layout == "rowmajor"
 
 
 def promotes(b_format: BlockFormat) -> bool:
-    """Returns whether scales cover 128 x 128 values, so that the sums of each K tile are scaled and accumulated."""
-    return has_scales_of_sums(b_format) and b_format.block_k == TILE_K
+    """Returns whether sums of part of K are accumulated in other registers.
+
+    So they are where scales cover 128 x 128 values, and for FP8 tokens, whose products tensor cores accumulate with few bits.
+    """
+    return has_fp8_tokens(b_format) or (has_scales_of_sums(b_format) and b_format.block_k == TILE_K)
 
 
 def ctas_per_sm(config: KernelConfig) -> int:
@@ -162,7 +191,7 @@ def smem_plan(config: KernelConfig, num_b: int = 1, b_format: BlockFormat = NVFP
     plan = WeightOnlySmem(
         b_stage_bytes=weights * b_format.row_bytes(k),
         sfb_stage_bytes=k // TILE_K * scale_bytes,
-        a_stage_bytes=tokens * k * FP16_BYTES,
+        a_stage_bytes=tokens * k * token_bytes(b_format),
         num_ab_stage=config.num_ab_stage or 0,
         partial_bytes=(config.split_k - 1) * tokens * TILE_WEIGHTS * FP32_BYTES,
         num_b=num_b,
@@ -197,10 +226,11 @@ def unsupported_reason(config: KernelConfig, num_b: int = 1, b_format: BlockForm
         return f"cta_tile_shape_mnk={shape}: a stage has 128 or 256 values of K; use K tile {TILE_K}"
     if has_scales_of_sums(b_format) and num_b > 1:
         return f"weights are {b_format.title}, whose kernel computes one product; multiply by one of them after the other"
-    if promotes(b_format) and (tokens > MAX_PROMOTED_TOKENS or k > TILE_K):
+    most_k = TILE_K if has_scales_of_sums(b_format) else max(TILES_K)
+    if promotes(b_format) and (tokens > MAX_PROMOTED_TOKENS or k > most_k):
         return (
-            f"cta_tile_shape_mnk={shape}: of {b_format.title} weights a lane has sums of a K tile, too, and a stage has one; use "
-            f"N tile {min(tokens, MAX_PROMOTED_TOKENS)}, K tile {TILE_K}"
+            f"cta_tile_shape_mnk={shape}: of {b_format.title} weights a lane has sums of a stage, too, of at most {most_k} "
+            f"values; use N tile {min(tokens, MAX_PROMOTED_TOKENS)}, K tile {min(k, most_k)}"
         )
     if config.stream_k and config.split_k > 1:
         return f"stream_k with split_k={config.split_k}: both divide K tiles; use split_k=1"
@@ -339,7 +369,7 @@ def _modelled_us(
         stages = -(-k // tile_k)
         k_tiles += count * strips * columns * -(-stages // split) * (tile_k // TILE_K)
         weights = b_format.nbytes(n * (TILE_WEIGHTS // config.cta_tile_shape_mnk[0]), k)
-        tokens = m * k * FP16_BYTES
+        tokens = m * k * token_bytes(b_format)
         read += count * (weights + tokens)
         moved += count * (strips * weights + columns * tokens / config.multicast_n)
     per_k = _k_tile_us(config, multiplied / tiles) * k_tile_factor(b_format)

@@ -1,0 +1,49 @@
+"""MXFP4_FP8: MXFP4 weights prepared for products with FP8 rows on sm_90a, whose tensor cores then multiply their exact values.
+
+A block of 32 values keeps its 16 bytes, in four little-endian words, one for each lane that shares the row. The word t has the
+values 4t to 4t+3 in its lower four nibbles and 16+4t to 16+4t+3 in the upper ones, three bits of magnitude each, so that a
+selector of ``prmt`` finds e4m3 numbers in a table. Bit 3 of nibble 2j+1 is the sign of value 4t+j, that of nibble 2j the sign of
+value 16+4t+j: they become bit 7 of bytes without a mask per value.
+
+Scales are relative: a byte has, in bits 3 to 6, the exponent of its block minus that of the row's largest scale, plus 14. Its low
+two bits are part j of that largest scale, a ue8m0 code, in the byte of block 4i+j. e4m3 holds e2m1 numbers times 2^-8 to 2^6,
+which is 15 powers of two; a row whose blocks span more is refused. Blocks of zeros have any scale.
+"""
+
+import torch
+
+from nvfp4_cute.formats.block_format import E4M3_POWERS, ROW_EXPONENT
+from nvfp4_cute.formats.codecs import pack_e2m1, unpack_e2m1
+
+LANES, LANE_VALUES = 4, 4
+SIGN, MAGNITUDE, NAN_SCALE = 8, 7, 255
+# Least code of a row's largest scale, such that the power of two of its results is a normal float32.
+LEAST_LARGEST = ROW_EXPONENT + 1
+
+
+def to_fp8_order(data: torch.Tensor) -> torch.Tensor:
+    """Copies packed e2m1 [..., K/2], uint8, into the order of MXFP4_FP8. K is a multiple of 32."""
+    # [..., block, half, lane, value] -> [..., block, lane, half, value]
+    codes = unpack_e2m1(data).unflatten(-1, (-1, 2, LANES, LANE_VALUES)).transpose(-3, -2)
+    signs = (codes & SIGN).flip(-2).transpose(-2, -1).reshape(codes.shape)
+    return pack_e2m1((codes & MAGNITUDE | signs).flatten(-4))
+
+
+def from_fp8_order(data: torch.Tensor) -> torch.Tensor:
+    """Copies from the order of MXFP4_FP8 to rows; the inverse of :func:`to_fp8_order`."""
+    nibbles = unpack_e2m1(data).unflatten(-1, (-1, LANES, 2, LANE_VALUES))
+    signs = (nibbles & SIGN).reshape(*nibbles.shape[:-2], LANE_VALUES, 2).transpose(-2, -1).flip(-2)
+    return pack_e2m1((nibbles & MAGNITUDE | signs).transpose(-3, -2).flatten(-4))
+
+
+def relative_scales(scale: torch.Tensor, is_zero: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Converts ue8m0 codes [..., K/32], uint8, to relative scales; also returns which of them cannot be converted.
+
+    is_zero: whether all values of a block are zeros.
+    """
+    codes = torch.where(is_zero, 0, scale).int()
+    largest = codes.amax(-1, keepdim=True).clamp(min=LEAST_LARGEST)
+    powers = torch.where(is_zero, 0, codes - largest + E4M3_POWERS - 1)
+    wrong = (powers < 0) | (codes == NAN_SCALE)
+    part = torch.arange(scale.shape[-1], device=scale.device) % 4
+    return (powers.clamp(min=0) << 3 | largest >> 2 * part & 3).to(torch.uint8), wrong
