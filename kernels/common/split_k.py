@@ -46,13 +46,18 @@ class PartialSums:
 
 
 @cute.jit
-def k_tiles_of_cta(k_tile_cnt: Int32, split: cutlass.Constexpr) -> tuple:
-    """Returns the first K tile and the number of K tiles of this CTA's share; 0 if there are fewer K tiles than CTAs."""
+def k_tiles_of_cta(
+    k_tile_cnt: Int32, split: cutlass.Constexpr, begins_with_more: cutlass.Constexpr = False
+) -> tuple:
+    """Returns the first K tile and the number of K tiles of this CTA's share; 0 if there are fewer K tiles than CTAs.
+
+    begins_with_more: whether the first CTAs have one more where shares differ, so that the first one always has K tiles.
+    """
     first, count = Int32(0), k_tile_cnt
     if cutlass.const_expr(split > 1):
-        rank = cute.arch.block_idx_in_cluster()
-        first = rank * k_tile_cnt // split
-        count = (rank + 1) * k_tile_cnt // split - first
+        rank, more = cute.arch.block_idx_in_cluster(), (split - 1) * begins_with_more
+        first = (rank * k_tile_cnt + more) // split
+        count = ((rank + 1) * k_tile_cnt + more) // split - first
     return first, count
 
 

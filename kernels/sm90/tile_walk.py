@@ -52,10 +52,12 @@ class WalkedTiles:
     Attributes:
         groups: ``GroupTable`` or ``DeviceGroups``.
         config: config of the kernel, without stream-K.
+        begins_with_more: see ``k_tiles_of_cta``.
     """
 
     groups: object
     config: KernelConfig
+    begins_with_more: bool = False
 
     @cute.jit
     def first(self) -> tuple:
@@ -73,7 +75,8 @@ class WalkedTiles:
     def part(self, place: tuple) -> TilePart:
         """Returns this CTA's part of the tile at a place."""
         tile = self.groups.tile(place[0], self.config.work_tile_mnk)
-        return TilePart(tile_of_cta(self.config, tile), *k_tiles_of_cta(tile.k_tile_cnt, self.config.split_k))
+        share = k_tiles_of_cta(tile.k_tile_cnt, self.config.split_k, self.begins_with_more)
+        return TilePart(tile_of_cta(self.config, tile), *share)
 
     @cute.jit
     def next(self, place: tuple) -> tuple:

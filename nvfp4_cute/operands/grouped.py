@@ -118,6 +118,14 @@ def dual_weights(first: Weights, second: Weights, one: Any) -> list[Weights]:
     return [w._replace(alpha=one if w.alpha is None else w.alpha) for w in (first, second)]
 
 
+def _may_have_rows_of_scales(
+    b_format: BlockFormat, result: Result, gate: Gate | None
+) -> bool:
+    """Returns whether scales may have rows instead of blocks: not those of interleaved weights, of which blocks span both products."""
+    is_interleaved = gate is not None and gate.is_interleaved and b_format.scale_layout == "rowmajor"
+    return rules.may_be_of_rows(result.format) and not is_interleaved
+
+
 # ---- lists -----------------------------------------------------------------------------------------------------
 
 
@@ -154,7 +162,7 @@ def check_lists(
     rules.check_result(result.dtype, result.global_scale, pair, a_scale is not None, is_dual=is_dual)
     rules.check_no_factor(result.dtype, weights[0].alpha)
     rules.check_scale_layout(scale_layout)
-    takes_rows = rules.may_be_of_rows(result.format) and (gate is None or not gate.is_interleaved)
+    takes_rows = _may_have_rows_of_scales(weights[0].format, result, gate)
     rules.check_formats(a_format=a_format, b_format=weights[0].format, takes_rows=takes_rows)
     alphas = {w.alpha_name: w.alpha for w in weights}
     alpha_names = [w.alpha_name for w in weights]
@@ -358,7 +366,7 @@ def check_device_groups(
     pair, is_dual = (a_format, weights[0].format), gate is not None
     rules.check_result(result.dtype, result.global_scale, pair, a_scale is not None, is_dual=is_dual)
     rules.check_no_factor(result.dtype, weights[0].alpha)
-    takes_rows = rules.may_be_of_rows(result.format) and (gate is None or not gate.is_interleaved)
+    takes_rows = _may_have_rows_of_scales(weights[0].format, result, gate)
     rules.check_formats(a_format=a_format, b_format=weights[0].format, takes_rows=takes_rows)
     form, sizes_name, lengths = _form(*sizes, scale_layout, a_format)
     alphas = {w.alpha_name: w.alpha for w in weights}

@@ -149,7 +149,8 @@ class WeightOnlyGemmSm90(GroupedGemmVariant):
         ring = Ring(smem.allocate_array(Int64, 2 * num_stage + 1), num_stage)
         partial, exchange = exchange_of_sums(smem, plan.partial_bytes, schedule, config.split_k)
         staging = smem.allocate(schedule.num_math_groups * STAGING_BYTES, OPERAND_ALIGN_BYTES)
-        tiles = WalkedTiles(groups, config)
+        # The CTA that stores results knows the factors of rows from the scales of its first K tile.
+        tiles = WalkedTiles(groups, config, self.decoding.has_fp8_tokens)
         if cutlass.const_expr(config.stream_k):
             records = smem.allocate_array(Uint8, NUM_RECORDS * RECORD_BYTES, byte_alignment=16).toint()
             scheduled = Ring(smem.allocate_array(Int64, 2 * NUM_RECORDS), NUM_RECORDS)
