@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from nvfp4_cute.formats.block_format import int4_format as int4_format
     from nvfp4_cute.formats.block_scaled import BlockScaledTensor as BlockScaledTensor
     from nvfp4_cute.formats.block_scaled import NVFP4Tensor as NVFP4Tensor
+    from nvfp4_cute.formats.exact_fp8 import mxfp4_for_fp8 as mxfp4_for_fp8
     from nvfp4_cute.formats.int4 import int4_tensor as int4_tensor
     from nvfp4_cute.models.transformers import load as load
     from nvfp4_cute.nn.fused import fuse as fuse
@@ -116,6 +117,7 @@ _MODULES = {
     "int4_tensor": "formats.int4",
     "load": "models.transformers",
     "moe": "experts.moe",
+    "mxfp4_for_fp8": "formats.exact_fp8",
     "quantize": "ops.quantize",
     "Placement": "experts.placement",
     "replace_linears": "nn.replace",

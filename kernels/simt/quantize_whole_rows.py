@@ -1,6 +1,6 @@
 """fp16 or bf16, or silu(x) * up of two such tensors, to rows with one fp32 scale each, bit for bit as by ``formats.quantize``.
 
-x (M, K) in rows of unit stride; data (M, K) int8 and scales (M, 1) fp32, both without gaps.
+x (M, K) in rows of unit stride; data (M, K) int8 or e4m3 and scales (M, 1) fp32, both without gaps.
 
 Work: a CTA takes a row, 16 bytes of x per thread at a time, and reads it twice: for the largest magnitude, then, from
 caches, to divide.
@@ -15,6 +15,7 @@ from nvfp4_cute.launch_table import Quantize
 from nvfp4_cute.planning.arch.simt import QUANTIZE_WARPS, WARP_SIZE
 
 from ..common import ptx
+from ..common.fp8 import codes_of
 from ..common.global_access import KEEP, load_words, store_word, store_words
 from ..common.shared_access import load_shared, store_shared
 from ..common.versions import SmemAllocator
@@ -35,14 +36,14 @@ class QuantizeWholeRowsKernel:
         is_bf16: whether x is bfloat16, else float16.
         has_up: whether silu(x) * up is quantized.
         name: name of the kernel in profilers and in the emulator's reports.
-        format: format of the results: INT8.
+        format: format of the results: INT8 or FP8_1xK.
     """
 
     def __init__(self, is_bf16: bool, has_up: bool, name: str, format: BlockFormat):
         self.is_bf16 = is_bf16
         self.has_up = has_up
         self.name = name
-        self.most = format.element.max
+        self.format = format
 
     @cute.jit
     def __call__(self, table: cute.Pointer, stream):
@@ -69,23 +70,32 @@ class QuantizeWholeRowsKernel:
         places = [operands.x + batch * operands.x_batch + in_batch * operands.x_pitch]
         if cutlass.const_expr(self.has_up):
             places.append(operands.up + batch * operands.up_batch + in_batch * operands.up_pitch)
-        words = SmemAllocator().allocate(QUANTIZE_WARPS * WORD_BYTES, 4 * WORD_BYTES).toint()
         units = operands.k // LANE_VALUES
-
-        amax = Float32(0.0)
-        for unit in cutlass.range(tidx, units, THREADS, unroll=UNROLL):
-            for value in self.values(places, unit):
-                amax = ptx.max_nan(amax, ptx.abs_f32(value))
-        amax = self.largest_of_cta(amax, words)
-        scale = scale_of(amax, self.most)
+        scale = self.scale_of_row(places, units)
         divisor = divisor_of(scale)
         if tidx == 0:
             store_word(operands.scale + Int64(row) * WORD_BYTES, ptx.bits_of(scale))
         for unit in cutlass.range(tidx, units, THREADS, unroll=UNROLL):
-            quotients = [ptx.div_f32(value, divisor) for value in self.values(places, unit)]
             at = Int64(row) * operands.k + unit * LANE_VALUES
-            integers = [ptx.f32x4_to_s8(quotients[first : first + 4]) for first in range(0, LANE_VALUES, 4)]
-            store_words(operands.data + at, integers)
+            store_words(operands.data + at, self.encoded_unit(places, unit, divisor))
+
+    @cute.jit
+    def scale_of_row(self, places: list, units: Int32) -> Float32:
+        """Returns the scale of a row, which all threads of the CTA read."""
+        words = SmemAllocator().allocate(QUANTIZE_WARPS * WORD_BYTES, 4 * WORD_BYTES).toint()
+        amax = Float32(0.0)
+        for unit in cutlass.range(cute.arch.thread_idx()[0], units, THREADS, unroll=UNROLL):
+            for value in self.values(places, unit):
+                amax = ptx.max_nan(amax, ptx.abs_f32(value))
+        return scale_of(self.largest_of_cta(amax, words), self.format.element.max)
+
+    def encoded_unit(self, places: list, unit: Int32, divisor: Float32) -> list:
+        """Returns the elements of a thread's 16 bytes of x, four per word."""
+        quotients = [ptx.div_f32(value, divisor) for value in self.values(places, unit)]
+        fours = [quotients[first : first + 4] for first in range(0, LANE_VALUES, 4)]
+        if self.format.has_integer_sums:
+            return [ptx.f32x4_to_s8(four) for four in fours]
+        return [codes_of(four, self.format.element.name) for four in fours]
 
     def values(self, places: list, unit: Int32) -> list:
         """Returns the values to quantize in a thread's 16 bytes of x."""

@@ -106,7 +106,7 @@ def finish(acc: cute.Tensor) -> None:
 
 
 class _Block:
-    """PTX of a slab's MMAs with ``num_sums`` accumulators, ``num_words`` words of weights, and at most ``most`` tokens per MMA."""
+    """PTX of a slab's MMAs: ``num_sums`` accumulators, ``num_words`` words of weights, at most ``most`` tokens per MMA."""
 
     def __init__(self, num_sums: int, num_words: int, most: int, operands: Operands):
         self.most = most

@@ -7,8 +7,8 @@ from typing import Any
 import torch
 
 from nvfp4_cute.backends.calls import run
-from nvfp4_cute.experts.checks import check_row_format, check_row_pitch, check_tokens
-from nvfp4_cute.experts.keys import GatherQuantizeKey
+from nvfp4_cute.experts.checks import check_row_format, check_row_pitch, check_tokens, has_whole_rows
+from nvfp4_cute.experts.keys import GatherQuantizeKey, GatherWholeRowsKey
 from nvfp4_cute.experts.new_rows import new_rows
 from nvfp4_cute.experts.permutation import (
     Permutation,
@@ -48,14 +48,14 @@ def gather_quantize(
     Args:
         x: float16 or bfloat16 [T, K], rows a multiple of 16 bytes apart, K a multiple of 32.
         ids, num_experts, first_expert: see ``permute``.
-        format: NVFP4, MXFP4 or MXFP8; the last two have no global scale.
+        format: NVFP4, MXFP4, MXFP8, FP8_1xK or INT8; only the first has a global scale.
         global_scale: float32 with one element, or [num_experts]; None for 1.
         backend: see ``permute``.
 
     Returns:
         data: [T * k, bytes of K]; for NVFP4 uint8 [T * k, K/2]. Rows after the last one are not written.
-        scale: blocked; for NVFP4 float8_e4m3fn [T * k // 128 + num_experts, K/64 rounded up, 32, 4, 4]. Every expert's rows
-            begin a new row of atoms. Padding rows are not written; nothing reads them.
+        scale: FP8_1xK, INT8: float32 [T * k, 1]. Otherwise blocked; for NVFP4 float8_e4m3fn [T * k // 128 + num_experts, K/64
+            rounded up, 32, 4, 4]: every expert's rows begin a new row of atoms. Padding rows are not written; nothing reads them.
         order: order of the rows.
 
     Example:
@@ -122,10 +122,10 @@ def gather_as(
 ) -> tuple[torch.Tensor, torch.Tensor | None, Permutation]:
     """Calls ``gather_quantize`` with a format, or ``gather``, whose scale is None, without one.
 
-    Rows of formats whose scales have no blocks of rows are quantized in a launch after ``gather``.
+    Rows of FP8_1x128 are quantized in a launch after ``gather``.
     """
     where: Any = {"first_expert": first_expert, "backend": backend}
-    if format is None or format.scale_layout == "rowmajor":
+    if format is None or (format.scale_layout == "rowmajor" and not has_whole_rows(format)):
         data, order = gather(x, ids, num_experts, **where)
         return (*quantize_rows(data, format, backend), order)
     return gather_quantize(x, ids, num_experts, format=format, global_scale=global_scale, **where)
@@ -157,7 +157,7 @@ def _gather(
     x, ids, num_experts, global_scale, data, scale, first_expert, backend, format=None
 ) -> Permutation:
     """Finds the order of rows, and writes them, quantized if there is a ``format``."""
-    finds_order = ids.numel() <= FEW_SLOTS
+    finds_order = ids.numel() <= FEW_SLOTS and (format is None or format.scale_layout == "blocked")
     if finds_order:
         order = new_order(ids, num_experts)
     else:
@@ -217,8 +217,10 @@ class GatherQuantizeTask(TableTask):
         """Returns whether there are no tokens to gather."""
         return self.ids.numel() == 0
 
-    def key(self, gpu: Gpu) -> GatherQuantizeKey:
+    def key(self, gpu: Gpu) -> GatherQuantizeKey | GatherWholeRowsKey:
         """Returns the key of the gather kernel."""
+        if self.format is not None and self.format.scale_layout == "rowmajor":
+            return GatherWholeRowsKey(gpu.arch, self.x.dtype, self.format)
         return GatherQuantizeKey(gpu.arch, self.x.dtype, self.format, self._global_scales, self.finds_order)
 
     @property
@@ -249,6 +251,11 @@ class GatherQuantizeTask(TableTask):
         if self.scale is None or self.format is None:
             end = int(self.offs[-1])
             self.data[:end] = self.x[tokens[:end]]
+            return
+        if self.format.scale_layout == "rowmajor":
+            end = int(self.offs[-1])
+            made = block_scaled.quantize(self.x[tokens[:end]], format=self.format)
+            self.data[:end], self.scale[:end] = made.data.view(torch.uint8), made.scale
             return
         rows_of = lambda _, start, stop: self.x[tokens[start:stop]]
         ends, parts = self.offs.tolist(), (self.data, self.scale)

@@ -88,6 +88,18 @@ class GatherQuantizeKey(SimtKey):
 
 
 @dataclass(frozen=True)
+class GatherWholeRowsKey(SimtKey):
+    """Gather to rows with one float32 scale each: input dtype and output format."""
+
+    KERNEL = "gather_whole_rows.GatherWholeRowsKernel"
+    dtype: torch.dtype
+    format: BlockFormat
+
+    def _name(self) -> str:
+        return f"moe_gather_quantize{_suffix(self.format)}_{self.arch}_{dtype_name(self.dtype)}"
+
+
+@dataclass(frozen=True)
 class FinalizeKey(SimtKey):
     """Finalize: dtype of the rows, optional addends, whether it waits for other ranks, and whether rows are routed."""
 

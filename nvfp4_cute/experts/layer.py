@@ -70,10 +70,10 @@ def moe(
             With bfloat16 rows also MXFP4 or MXFP8 in a BlockScaledTensor or ExpertWeights. With any 16-bit rows also int4,
             FP8_128x128 or INT8 in a BlockScaledTensor.
         w2: weights of the second product in the same types, [E, H, I].
-        activations: format of the rows of both products: "nvfp4", "mxfp4", "mxfp8_e4m3", "mxfp8_e5m2", "fp8_1x128", "int8" or
-            "16bit". The weights' format must have a product with it: MXFP4 and MXFP8 go with rows of either, FP8_128x128 with
-            "fp8_1x128", INT8 with "int8". Ranks of a group send 16-bit rows to each other, or NVFP4 rows if all experts
-            quantize alike.
+        activations: format of the rows of both products: "nvfp4", "mxfp4", "mxfp8_e4m3", "mxfp8_e5m2", "fp8_1x128", "fp8_1xk",
+            "int8" or "16bit". The weights' format must have a product with it: MXFP4 and MXFP8 go with rows of either,
+            FP8_128x128 with "fp8_1x128", MXFP4 weights from ``mxfp4_for_fp8`` with "fp8_1xk", INT8 with "int8". Ranks of a
+            group send 16-bit rows to each other, or NVFP4 rows if all experts quantize alike.
         activation: text of ``nvfp4_cute.activation``, such as "silu".
         limit: clamps the gate to at most ``limit`` and up to [-limit, limit].
         weight_layout: order of w13's rows: "concatenated" [gate; up], "interleaved" with alternating rows, "none" without a

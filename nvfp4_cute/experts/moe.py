@@ -10,13 +10,15 @@ from nvfp4_cute.experts.layer import moe as moe_of_parts
 from nvfp4_cute.experts.placement import Placement
 from nvfp4_cute.experts.products import Activations, ExpertLayout
 from nvfp4_cute.experts.weights import ExpertWeights
-from nvfp4_cute.formats.block_format import NVFP4
+from nvfp4_cute.formats.block_format import MXFP4_FP8, NVFP4, BlockFormat
 from nvfp4_cute.formats.block_scaled import BlockScaledTensor
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
 Weights = BlockScaledTensor | ExpertWeights
+# Rows that "auto" stands for, by the format of the weights; 16 bits for others.
+USUAL_ROWS: dict[BlockFormat, Activations] = {NVFP4: "nvfp4", MXFP4_FP8: "fp8_1xk"}
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,8 +45,8 @@ class Rows:
     """How the rows of both products are quantized.
 
     Attributes:
-        format: "nvfp4", "mxfp4", "mxfp8_e4m3", "mxfp8_e5m2", "fp8_1x128" (with weights in FP8_128x128), "int8" (with INT8), or
-            "16bit" for rows that stay in x's dtype (W4A16, sm_90a).
+        format: "nvfp4", "mxfp4", "mxfp8_e4m3", "mxfp8_e5m2", "fp8_1x128" (with weights in FP8_128x128), "fp8_1xk" (with those
+            of ``mxfp4_for_fp8``), "int8" (with INT8), or "16bit" for rows that stay in x's dtype (W4A16, sm_90a).
         input_scale: calibrated global scale of x (NVFP4): float32 with one element, or [E].
         hidden_scale: calibrated global scale of the rows between both products.
     """
@@ -108,7 +110,8 @@ def moe(
             a layout, biases or factors. NVFP4, MXFP4, MXFP8, FP8_128x128, INT8, or with 16-bit rows int4.
         w2: weights of the second projection in the same types, [E, H, I].
         activation: a record or a name; see :class:`nvfp4_cute.Activation`.
-        rows: a record or the name of its format; "auto": NVFP4 with NVFP4 weights, else 16 bits. See :class:`Rows`.
+        rows: a record or the name of its format; "auto": NVFP4 with NVFP4 weights, FP8_1xK with weights that were prepared for
+            it, else 16 bits. See :class:`Rows`.
         shared: [T, H] in the dtype of x, added to the result, such as a shared expert's result.
         parallel: ranks that divide the layer; see :class:`Parallel`.
         backend: see :func:`nvfp4_cute.gemm`.
@@ -142,5 +145,5 @@ def _rows_of(rows: Rows | str, weight: Weights) -> Rows:
     if not isinstance(rows, str):
         raise TypeError(f'rows={rows!r} is not Rows; pass nvfp4_cute.Rows("nvfp4", input_scale), or a name')
     if rows == "auto":
-        return Rows("nvfp4" if getattr(weight, "format", NVFP4) == NVFP4 else "16bit")
+        return Rows(USUAL_ROWS.get(getattr(weight, "format", NVFP4), "16bit"))
     return Rows(rows)  # type: ignore[arg-type]

@@ -16,7 +16,7 @@ from nvfp4_cute.experts.middle import activate, activate_quantize
 from nvfp4_cute.experts.permutation import Permutation
 from nvfp4_cute.experts.weights import per_expert, product_factors
 from nvfp4_cute.formats.block_format import NVFP4 as NVFP4_FORMAT
-from nvfp4_cute.formats.block_format import BlockFormat, format_named
+from nvfp4_cute.formats.block_format import BlockFormat, FP8_1xK, format_named
 from nvfp4_cute.launch import tuned
 from nvfp4_cute.launch.plan import config_of
 from nvfp4_cute.operands import rules as checks
@@ -37,7 +37,7 @@ from nvfp4_cute.problem import (
 ExpertLayout = Literal[
     "concatenated", "interleaved", "interleaved_64_up_first", "interleaved_32_gate_first", "none"
 ]
-Activations = Literal[ResultName, "fp8_1x128", "int8", "16bit"]
+Activations = Literal[ResultName, "fp8_1x128", "fp8_1xk", "int8", "16bit"]
 LAYOUTS = ("concatenated", "interleaved", "interleaved_64_up_first", "interleaved_32_gate_first", "none")
 # Both halves of concatenated weights have scales in separate blocks if they have a multiple of this many rows.
 FUSED_ROWS = 256
@@ -161,9 +161,10 @@ class LocalExperts:
     def _hidden_dtype(self, dtype: torch.dtype, backend: str, device: torch.device) -> Any:
         """Returns dtype or format of hidden activations from a fused launch, for results in ``dtype``.
 
-        Where no kernel quantizes them, they are in float32, so that they are rounded once everywhere.
+        Where no kernel quantizes them, they are in float32, so that they are rounded once everywhere. Rows of FP8_1xK, of
+        which kernels for Hopper quantize 16-bit ones, are rounded twice.
         """
-        if self.row_format is None:
+        if self.row_format in (None, FP8_1xK):
             return dtype
         formats = self._a_format, self.w13.format
         if self._has_row_scales and not composed_dual.is_fused(formats, backend, device, self.row_format):

@@ -6,6 +6,8 @@ from typing import Any
 import torch
 
 from nvfp4_cute.formats.block_format import NVFP4, BlockFormat
+from nvfp4_cute.formats.block_scaled import BlockScaledTensor
+from nvfp4_cute.formats.exact_fp8 import mxfp4_for_fp8
 from nvfp4_cute.formats.slabs import to_slabs
 from nvfp4_cute.ops.quantize import quantize
 
@@ -47,6 +49,12 @@ class ExpertWeights:
         Layers with other activations, and sm_90a's kernel for many rows, cannot read slabs. N is a multiple of 8.
         """
         return ExpertWeights(to_slabs(self.data), self.scale, self.global_scale, self.format.in_slabs)
+
+    def for_fp8(self) -> "ExpertWeights":
+        """Copies MXFP4 weights into MXFP4_FP8; see ``mxfp4_for_fp8``, also for the errors raised."""
+        whole = BlockScaledTensor(self.data, self.scale, None, self.shape, "blocked", format=self.format)
+        made = mxfp4_for_fp8(whole)
+        return ExpertWeights(made.data, made.scale, None, made.format)
 
     @property
     def shape(self) -> tuple[int, int, int]:

@@ -55,10 +55,20 @@ def mxfp4_as_fp8(weight: BlockScaledTensor) -> BlockScaledTensor:
 
 
 def mxfp4_for_fp8(weight: BlockScaledTensor) -> BlockScaledTensor:
-    """Returns the same values in MXFP4_FP8, which sm_90a multiplies by FP8_1xK rows; 4.25 bits per weight as before.
+    """Prepare MXFP4 weights for products with FP8_1xK rows on sm_90a: the same values in MXFP4_FP8, 4.25 bits each as before.
+
+    Tensor cores multiply e4m3 numbers, into which the kernel converts the weights exactly: their powers of two relative to the
+    largest scale of their row.
+
+        >>> x, w = torch.randn(40, 512), quantize(torch.randn(256, 512), format=MXFP4)
+        >>> gemm(quantize(x, format=FP8_1xK), mxfp4_for_fp8(w)).shape
+        torch.Size([40, 256])
 
     Args:
         weight: MXFP4 [..., N, K], K at least 128.
+
+    Returns:
+        A copy with other bytes of data and scales, which ``dequantize`` reads as well.
 
     Raises:
         TypeError, ValueError: ``weight`` is not an MXFP4 tensor, or K is less than 128.
@@ -67,7 +77,9 @@ def mxfp4_for_fp8(weight: BlockScaledTensor) -> BlockScaledTensor:
     check_is_mxfp4(weight)
     *lead, n, k = weight.shape
     if k < TILE_K:
-        raise ValueError(f"weight has K={k}; scales of {TILE_K} values say what a row's largest scale is: pad K")
+        raise ValueError(
+            f"weight has K={k}; scales of {TILE_K} values say what a row's largest scale is: pad K"
+        )
     data = weight.data.view(torch.uint8).reshape(-1, n, k // 2)
     scale = weight.with_scale_layout("rowmajor").scale.view(torch.uint8).reshape(-1, n, k // MXFP4.block_k)
     new_data, new_scale = torch.empty_like(data), torch.empty_like(scale)
@@ -80,7 +92,9 @@ def mxfp4_for_fp8(weight: BlockScaledTensor) -> BlockScaledTensor:
             new_scale[part], wrong = relative_scales(scale[part], (magnitudes == 0).all(-1))
             if wrong.any():
                 row, block = (int(i) for i in wrong.nonzero()[0])
-                where = f"row {start + row}, K {block * MXFP4.block_k} on" + (f" of matrix {batch}" if lead else "")
+                where = f"row {start + row}, K {block * MXFP4.block_k} on" + (
+                    f" of matrix {batch}" if lead else ""
+                )
                 raise UnsupportedProblem(
                     f"MXFP4 weights: {where} has a scale of NaN or more than {E4M3_POWERS - 1} binades below the row's largest, "
                     f'which e4m3 does not hold exactly; use activations="16bit" or "mxfp8_e4m3" rows'

@@ -10,10 +10,12 @@ from nvfp4_cute import backends
 from nvfp4_cute.formats.block_format import (
     INT8,
     MXFP4,
+    MXFP4_FP8,
     MXFP8_E4M3,
     NVFP4,
     BlockFormat,
     FP8_1x128,
+    FP8_1xK,
     FP8_128x128,
 )
 from nvfp4_cute.operands.rules import check_choice
@@ -29,12 +31,15 @@ ROWS: dict[BlockFormat, tuple[BlockFormat, LayerMode]] = {
     MXFP4: (MXFP4, "mxfp4"),
     MXFP8_E4M3: (MXFP8_E4M3, "mxfp8_e4m3"),
     FP8_128x128: (FP8_1x128, "fp8"),
+    MXFP4_FP8: (FP8_1xK, "fp8"),
     INT8: (INT8, "int8"),
 }
 
 
 def check_activations(activations: str | None, format: BlockFormat = NVFP4) -> Any:
     """Returns the choice for weights of ``format``. None means quantized activations, or 16 bits for int4.
+
+    Weights that were prepared for FP8 rows go with no others.
 
     Raises:
         ValueError: the choice is unknown, or no layer has weights of this format.
@@ -46,7 +51,9 @@ def check_activations(activations: str | None, format: BlockFormat = NVFP4) -> A
     if format not in ROWS and not format.is_int4:
         known = ", ".join(one.title for one in ROWS)
         raise ValueError(f"format={format} is not one of weights of a layer; use {known} or an int4_format")
-    choices = ("16bit",) if format.is_int4 else (ROWS[format][1], "16bit")
+    choices: tuple[str, ...] = ("16bit",) if format.is_int4 else (ROWS[format][1], "16bit")
+    if format == MXFP4_FP8:
+        choices = choices[:1]
     check_choice("activations", activations or choices[0], choices)
     return activations or choices[0]
 

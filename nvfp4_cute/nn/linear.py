@@ -10,15 +10,24 @@ from nvfp4_cute import backends, private_api
 from nvfp4_cute.backends.last_chains import LastChains
 from nvfp4_cute.batch_invariance import refuse_product_of_torch
 from nvfp4_cute.errors import UnsupportedProblem
-from nvfp4_cute.formats.block_format import INT8, MXFP4, NVFP4, BlockFormat, FP8_128x128, as_format
+from nvfp4_cute.formats.block_format import (
+    INT8,
+    MXFP4,
+    MXFP4_FP8,
+    NVFP4,
+    BlockFormat,
+    FP8_1xK,
+    FP8_128x128,
+    as_format,
+)
 from nvfp4_cute.formats.block_scaled import BlockScaledTensor, NVFP4Tensor
-from nvfp4_cute.formats.exact_fp8 import mxfp4_as_fp8
+from nvfp4_cute.formats.exact_fp8 import mxfp4_as_fp8, mxfp4_for_fp8
 from nvfp4_cute.nn import options as options_of
 from nvfp4_cute.nn import prepare, state
 from nvfp4_cute.nn.activations import Activations, LayerMode, check_activations, layer_mode, rows_format
 from nvfp4_cute.nn.decoded import Decoded, decoded_linear, is_for_kept
 from nvfp4_cute.nn.products import KERNEL_DTYPE, aligned, product, result_dtype
-from nvfp4_cute.nn.weights import check_weight, kept_bias, scales_of, words_of, zeros
+from nvfp4_cute.nn.weights import check_weight, has_products, kept_bias, scales_of, words_of, zeros
 from nvfp4_cute.operands import rules
 from nvfp4_cute.ops.dequantize import dequantize
 from nvfp4_cute.ops.parts.dequantized import by_casts
@@ -53,7 +62,8 @@ class QuantizedLinear(state.Picklable):
       inputs of over 65,536 values take another pass for their largest magnitude.
     - ``activations="fp8"``, ``"int8"``, ``"mxfp4"`` or ``"mxfp8_e4m3"``, for such weights, quantizes the rows of x to that
       format (FP8: to FP8_1x128), then calls ``gemm``. Integer sums of INT8 are exact, so all backends give the same bits.
-      MXFP4 weights with ``"fp8"`` become FP8_128x128 when the layer is made, with equal values and 8 bits per weight.
+      MXFP4 weights with ``"fp8"`` are converted when the layer is made, with equal values: to MXFP4_FP8, 4.25 bits per weight
+      as before, where a kernel multiplies it (sm_90a; its rows are FP8_1xK), else to FP8_128x128.
     - ``activations="16bit"`` calls ``gemm`` with 16-bit rows, for weights of any format. Where that is faster for many rows, it
       dequantizes W into memory that is freed afterwards, and torch multiplies (``ops.parts.dequantized``).
     - ``activations="auto"``, for NVFP4, is "16bit" on a GPU without FP4 tensor cores (Hopper), else "nvfp4"; ``mode`` tells
@@ -233,7 +243,9 @@ class QuantizedLinear(state.Picklable):
         options_of.refuse(options, (*DECIDED, "format"), "weight")
         check_weight("weight", weight, "[N, K]")
         if weight.format == MXFP4 and options.get("activations") == "fp8":
-            weight = mxfp4_as_fp8(weight)
+            backend = options.get("backend", "auto")
+            in_4_bits = has_products(backend, weight.device, (FP8_1xK, MXFP4_FP8))
+            weight = mxfp4_for_fp8(weight) if in_4_bits else mxfp4_as_fp8(weight)
         n, k = weight.shape
         format, where = weight.format, weight.data.device
         module = cls(k, n, bias is not None, format=format, device=where, **options)

@@ -18,6 +18,7 @@ from nvfp4_cute.formats.block_format import (
     INT4_FORMATS,
     INT8,
     MXFP4,
+    MXFP4_FP8,
     MXFP8,
     NVFP4,
     BlockFormat,
@@ -44,6 +45,7 @@ ROWS: dict[BlockFormat, tuple[Activations, ...]] = {
     FP8_128x128: ("16bit", "fp8_1x128"),
     INT8: ("16bit", "int8"),
     **dict.fromkeys(INT4_FORMATS.values(), ("16bit",)),
+    MXFP4_FP8: ("fp8_1xk",),
 }
 
 
@@ -94,6 +96,7 @@ class MoE(NamesFormats):
             and w2 different block sizes.
         activations: see ``moe``. NVFP4 weights: "nvfp4" or "16bit". MX weights: "mxfp8_e4m3", "mxfp8_e5m2", "mxfp4" or "16bit".
             FP8_128x128: "16bit" or "fp8_1x128". INT8: "16bit" or "int8". int4: "16bit". None selects the first of these.
+            ``from_experts`` and ``from_quantized`` take "fp8_1xk" for MXFP4 weights, which they prepare (MXFP4_FP8, sm_90a).
         activation: an ``Activation`` or its name.
         limit: its limit, for an activation given by name.
         weight_layout: see ``moe``.
@@ -304,8 +307,11 @@ class MoE(NamesFormats):
         options_of.refuse(options, (*DECIDED, "format"), "w13")
         check_expert_weights("w13", w13)
         check_expert_weights("w2", w2)
-        formats = _pair((w13.format, w2.format), cls.FORMATS)
+        _pair((w13.format, w2.format), cls.FORMATS)
         w13, w2 = (_as_kernels_read(w, cls.FORMATS) for w in (w13, w2))
+        if w13.format == MXFP4 and options.get("activations") == "fp8_1xk":
+            w13, w2 = w13.for_fp8(), w2.for_fp8()
+        formats = w13.format, w2.format
         experts, hidden_size, row_bytes = w2.data.shape
         has_bias = bias13 is not None or bias2 is not None
         for name, bias in (("bias13", bias13), ("bias2", bias2)):

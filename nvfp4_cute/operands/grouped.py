@@ -118,10 +118,8 @@ def dual_weights(first: Weights, second: Weights, one: Any) -> list[Weights]:
     return [w._replace(alpha=one if w.alpha is None else w.alpha) for w in (first, second)]
 
 
-def _may_have_rows_of_scales(
-    b_format: BlockFormat, result: Result, gate: Gate | None
-) -> bool:
-    """Returns whether scales may have rows instead of blocks: not those of interleaved weights, of which blocks span both products."""
+def _may_have_rows_of_scales(b_format: BlockFormat, result: Result, gate: Gate | None) -> bool:
+    """Returns whether scales may have rows instead of blocks. Of interleaved weights, a block would span both products."""
     is_interleaved = gate is not None and gate.is_interleaved and b_format.scale_layout == "rowmajor"
     return rules.may_be_of_rows(result.format) and not is_interleaved
 

@@ -56,6 +56,9 @@ def gemm(
         >>> x, w = quantize(torch.randn(40, 512)), quantize(torch.randn(256, 512))
         >>> gemm(x, w).shape
         torch.Size([40, 256])
+        >>> w4 = mxfp4_for_fp8(quantize(torch.randn(256, 512), format=MXFP4))  # FP8 rows times MXFP4 weights (W4A8, sm_90a)
+        >>> gemm(quantize(torch.randn(40, 512), format=FP8_1xK), w4).dtype
+        torch.bfloat16
         >>> hidden = gemm(x, w, out_dtype="nvfp4")  # quantized for the next layer
         >>> gemm(torch.randn(40, 512).half(), w).dtype  # 16-bit activations, quantized weights (W4A16)
         torch.bfloat16

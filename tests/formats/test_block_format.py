@@ -17,6 +17,7 @@ BY_HAND = {
     "mxfp4": (192, 12, (2, 3, 32, 4, 4), 2 * 3 * 512),
     "mxfp8_e4m3": (384, 12, (2, 3, 32, 4, 4), 2 * 3 * 512),
     "mxfp8_e5m2": (384, 12, (2, 3, 32, 4, 4), 2 * 3 * 512),
+    "fp8_1xk": (384, 1, (200, 1), 200 * 4),
     "fp8_1x128": (384, 3, (200, 3), 200 * 3 * 4),
     "fp8_128x128": (384, 3, (2, 3), 2 * 3 * 4),
     "int8": (384, 1, (200, 1), 200 * 4),
@@ -39,7 +40,7 @@ def test_sizes(name):
 @pytest.mark.parametrize("name", FORMATS)
 def test_a_k_of_broken_blocks_is_refused(name):
     f = format_named(name)
-    step = 16 if name == "int8" else f.block_k
+    step = f.block_k or 16
     for k, padded in ((step + 1, 2 * step), (0, step), (-step, step)):
         with pytest.raises(ValueError, match=rf"K={k} is not .* of {step} \({f.title}.*pad K to {padded}$"):
             f.num_k_blocks(k)

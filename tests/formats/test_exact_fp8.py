@@ -1,12 +1,12 @@
-"""MXFP4 weights in FP8_128x128: equal values, or a refusal."""
+"""MXFP4 weights in MXFP4_FP8 and FP8_128x128: equal values, or a refusal."""
 
 import pytest
 import torch
 
 from nvfp4_cute import BlockScaledTensor, QuantizedLinear, UnsupportedProblem, gemm, quantize
 from nvfp4_cute.formats import exact_fp8
-from nvfp4_cute.formats.block_format import MXFP4, FP8_1x128, FP8_128x128
-from nvfp4_cute.formats.exact_fp8 import mxfp4_as_fp8
+from nvfp4_cute.formats.block_format import MXFP4, MXFP4_FP8, FP8_1xK, FP8_128x128
+from nvfp4_cute.formats.exact_fp8 import mxfp4_as_fp8, mxfp4_for_fp8
 
 
 def mxfp4(codes, exponents):
@@ -68,7 +68,31 @@ def test_what_e4m3_has_no_room_for_is_refused():
 def test_a_layer_multiplies_on_fp8_tensor_cores():
     weight, x = quantize(torch.randn(128, 256), format=MXFP4), torch.randn(5, 256).bfloat16()
     layer = QuantizedLinear.from_quantized(weight, activations="fp8")
-    assert layer.format == FP8_128x128 and layer.mode == "fp8"
-    assert torch.equal(layer(x), gemm(quantize(x, format=FP8_1x128), mxfp4_as_fp8(weight)))
+    assert layer.format == MXFP4_FP8 and layer.mode == "fp8"
+    assert torch.equal(layer(x), gemm(quantize(x, format=FP8_1xK), mxfp4_for_fp8(weight)))
+    assert torch.equal(layer.weight, weight.dequantize(layer.dtype))
+    again = QuantizedLinear(256, 128, bias=False, format=MXFP4_FP8)
+    again.load_state_dict(layer.state_dict())
+    assert torch.equal(again(x), layer(x))
+    with pytest.raises(ValueError, match="use 'fp8'"):
+        QuantizedLinear(256, 128, format=MXFP4_FP8, activations="16bit")
+    other = QuantizedLinear.from_quantized(weight, activations="fp8", backend="emulator:sm_100a")
+    assert other.format == FP8_128x128
     exact = x.double() @ weight.dequantize(torch.float64).T
     assert (layer(x) - exact).norm() < 0.04 * exact.norm()
+
+
+@pytest.mark.parametrize("lead", [(), (3,), (2, 2)])
+def test_weights_for_fp8_rows_have_equal_values(lead):
+    """Rows whose largest scales are anywhere, each with 15 powers of two, and blocks of zeros with any scale."""
+    generator = torch.Generator().manual_seed(len(lead))
+    codes = torch.randint(0, 256, (*lead, 140, 208), dtype=torch.uint8, generator=generator)
+    exponents = torch.randint(0, 15, (*lead, 140, 13), generator=generator)
+    exponents = exponents + torch.randint(-127, 114, (*lead, 140, 1), generator=generator)
+    codes[..., 5, 16:32], exponents[..., 5, 1] = 0x80, -127
+    weight = mxfp4(codes, exponents)
+    found = mxfp4_for_fp8(weight.with_scale_layout("blocked"))
+    assert found.format == MXFP4_FP8 and found.data.nbytes == codes.nbytes
+    assert torch.equal(found.dequantize(torch.float64), weight.dequantize(torch.float64))
+    part = slice(0, 128) if lead == () else 0
+    assert torch.equal(found[part].dequantize(), weight[part].dequantize())

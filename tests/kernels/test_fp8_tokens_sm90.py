@@ -88,9 +88,46 @@ def test_every_weight_times_every_power(exponent):
     powers = torch.arange(16) % 15 - (14 if exponent > 0 else 0)
     weight.scale[:] = (127 + exponent + powers).clamp(0, 254).byte()
     x = nv.BlockScaledTensor(
-        torch.eye(512).to(torch.float8_e4m3fn), torch.ones(512, 1), None, (512, 512), "rowmajor", format=nv.FP8_1xK
+        torch.eye(512).to(torch.float8_e4m3fn),
+        torch.ones(512, 1),
+        None,
+        (512, 512),
+        "rowmajor",
+        format=nv.FP8_1xK,
     )
     prepared = mxfp4_for_fp8(weight)
     got = nv.gemm(x, prepared, out_dtype=torch.float32, backend=EMULATED)
     assert torch.equal(prepared.dequantize(), weight.dequantize())
     assert torch.equal(got.T.contiguous(), weight.dequantize())
+
+
+@SLOW
+@pytest.mark.parametrize("chosen", sm90_fp8_tokens.CANDIDATES, ids=lambda chosen: chosen.to_name())
+def test_registers_and_release(chosen):
+    """No spills, and no release of a stage before its reads are complete."""
+    key = KernelKey("sm_90a", chosen, 1, torch.bfloat16, True, "ragged", **FORMATS).validated()
+    kernel = get_kernel(key)
+    assert kernel.resources.stack_bytes == 0
+    assert not [
+        str(finding) for finding in unfinished_reads(kernel.cubin, (key.config.num_ab_stage,), "nvfp4_")
+    ]
+
+
+def test_refusals():
+    reason = sm90_fp8_tokens.unsupported_reason
+    assert "use N tile 128" in reason(config(256)) and "use K tile 128" in reason(config(16, 64))
+    assert "use stream_k=False" in reason(config(16, stream_k=True))
+    weight = mxfp4_of(8, 256)
+    with pytest.raises(UnsupportedProblem, match=r"no kernel for fp8_1xk x mxfp4 "):
+        nv.gemm(tokens_of(4, 256), weight, backend=EMULATED)
+    weight.scale[3, 5] = 127 - 30
+    with pytest.raises(UnsupportedProblem, match=r"row 3, K 160 on has .* more than 14 binades below"):
+        nv.mxfp4_for_fp8(weight)
+    weight.data[3, 80:96] = 0x80  # zeros
+    assert torch.equal(nv.mxfp4_for_fp8(weight).dequantize(), weight.dequantize())
+
+
+@pytest.mark.gpu("sm_90a")
+@pytest.mark.parametrize("chosen", sm90_fp8_tokens.CANDIDATES, ids=lambda chosen: chosen.to_name())
+def test_gpu(chosen):
+    check_ragged(200, 416, chosen, "cuda", device="cuda")

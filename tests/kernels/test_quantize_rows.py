@@ -4,7 +4,7 @@ import pytest
 import torch
 from quantize_inputs import assert_same, hostile, spread
 
-from nvfp4_cute import INT8, FP8_1x128, quantize
+from nvfp4_cute import INT8, FP8_1x128, FP8_1xK, quantize
 from nvfp4_cute.backends.emulator import observe
 from nvfp4_cute.compile.cache import get_kernel
 from nvfp4_cute.compile.simt_keys import QuantizeKey
@@ -54,8 +54,9 @@ def test_rows_apart_and_two_inputs():
     check(x, up=up, mode="lazy")
 
 
-def test_whole_rows():
-    check(inputs(torch.bfloat16), format=INT8)
+@pytest.mark.parametrize("format", [FP8_1xK, INT8], ids=str)
+def test_whole_rows(format):
+    check(inputs(torch.bfloat16), format=format)
 
 
 @pytest.mark.slow
@@ -70,7 +71,7 @@ def test_whole_rows_of_any_length(dtype):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("format", [FP8_1x128, INT8], ids=str)
+@pytest.mark.parametrize("format", [FP8_1x128, FP8_1xK, INT8], ids=str)
 @pytest.mark.parametrize("arch", simt.ARCHS)
 def test_every_architecture(arch, format):
     check(inputs(torch.bfloat16), f"emulator:{arch}", format=format)
@@ -78,7 +79,7 @@ def test_every_architecture(arch, format):
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_no_spills(dtype):
-    for has_up, format in ((False, FP8_1x128), (True, FP8_1x128), (True, INT8)):
+    for has_up, format in ((False, FP8_1x128), (True, FP8_1x128), (True, FP8_1xK), (True, INT8)):
         key = QuantizeKey("sm_90a", dtype, False, False, False, has_up, format)
         assert get_kernel(key).resources.stack_bytes == 0
 
@@ -97,6 +98,6 @@ def test_refusals():
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_gpu(dtype):
     for x in (inputs(dtype), spread((513, 1152), dtype)):
-        for format in (FP8_1x128, INT8):
+        for format in (FP8_1x128, FP8_1xK, INT8):
             got = quantize(x.cuda(), format=format)
             assert_same(got.cpu(), block_scaled.quantize(x, format=format))

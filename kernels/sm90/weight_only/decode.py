@@ -250,9 +250,7 @@ def slab_weights(words: list, codes: list, slab: int, decoding: Decoding, tables
         rows = [_row_steps_of_powers(row, *word, slab) for row, word in zip(words, codes, strict=True)]
     else:
         rows = [_row_steps(row, word[slab], decoding.is_bf16) for row, word in zip(words, codes, strict=True)]
-    return [
-        row[step][half] for step in range(len(rows[0])) for half in range(PAIRS_OF_STEP) for row in rows
-    ]
+    return [row[step][half] for step in range(len(rows[0])) for half in range(PAIRS_OF_STEP) for row in rows]
 
 
 def _row_steps(words: list, codes: Uint32, is_bf16: bool) -> list:

@@ -10,6 +10,7 @@ the row's largest scale. The epilogue multiplies sums by that power of two, exac
 """
 
 import math
+
 import cutlass.cute as cute
 from cutlass import Float32, Int32, Uint32
 

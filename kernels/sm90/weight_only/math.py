@@ -150,9 +150,7 @@ def _lane_rows(args: MathArgs, tile: WorkTile) -> LaneRows:
 
 def _store(args: MathArgs, acc: cute.Tensor, of_rows: list, tile: WorkTile):
     if args.decoding.has_fp8_tokens:
-        fp8_tokens.scale_sums(
-            acc, of_rows, fp8_tokens.load_token_scales(args.sum_scales, args.config, tile)
-        )
+        fp8_tokens.scale_sums(acc, of_rows, fp8_tokens.load_token_scales(args.sum_scales, args.config, tile))
     elif of_rows:
         scale_sums(acc, of_rows)
     store_tile(acc, args.outputs, args.kind, tile, args.config, args.staging_address, args.decoding.exponent)

@@ -8,6 +8,7 @@ from nvfp4_cute.planning.arch import fp8, sm90, sm90_weight_only
 from nvfp4_cute.planning.arch.base import (
     Mma,
     allowed,
+    foreign_option_reason,
     never_in_turns,
     no_estimates,
     no_work_reason,
@@ -45,8 +46,9 @@ def resolve(config: KernelConfig, num_b: int = 1, formats: Formats = PAIR) -> Ke
 
 def unsupported_reason(config: KernelConfig, num_b: int = 1, formats: Formats = PAIR) -> str | None:
     """Returns why the kernel cannot be built with ``config``, with the nearest legal value; None if it can."""
-    if config.stream_k:
-        return "stream_k=True with FP8 rows: partial sums go through clusters; use stream_k=False, or split_k"
+    options = foreign_option_reason(config, OPTIONS)
+    if options is not None:
+        return options
     return sm90_weight_only.unsupported_reason(config, num_b, formats[1])
 
 
