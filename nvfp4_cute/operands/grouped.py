@@ -119,7 +119,7 @@ def dual_weights(first: Weights, second: Weights, one: Any) -> list[Weights]:
 
 
 def _may_have_rows_of_scales(b_format: BlockFormat, result: Result, gate: Gate | None) -> bool:
-    """Returns whether scales may have rows instead of blocks. Of interleaved weights, a block would span both products."""
+    """Returns whether scales may have rows, not blocks. Blocks of interleaved weights would span both products."""
     is_interleaved = gate is not None and gate.is_interleaved and b_format.scale_layout == "rowmajor"
     return rules.may_be_of_rows(result.format) and not is_interleaved
 
