@@ -22,9 +22,7 @@ class Header(IntEnum):
     NUM_TILES = 0  # work tiles of all groups; unused if the device counts them
     NUM_CTA = 1  # persistent CTAs to launch
     ALPHA = 2  # address of the fp32 factors; unused if the kernel has none
-    GROUP_SIZES = (
-        3  # address of the int32 offs, masked_m, or ids of routed groups; unused in list and batched form
-    )
+    GROUP_SIZES = 3  # address of the int32 offs or masked_m, or of the ids of routed groups; unused in list and batched form
     NUM_GROUPS = 4  # groups described by row 1; unused in list form
     ALPHA2 = 5  # address of the factors of a dual GEMM's second product
     OUT_GLOBAL_SCALE = 6  # address of the fp32 global scales of NVFP4 outputs; 0 for none
@@ -37,6 +35,7 @@ class Header(IntEnum):
     COUNTERS = 11  # address of counters that are 0 before and after a launch; unused if the kernel has none
     CHOICES = 12  # routed groups with the same row of ``a``
     FIRST_EXPERT = 13  # id of the first weights of routed groups
+    ID_WORDS = 14  # 32-bit words of an id of routed groups
 
 
 class Group(IntEnum):

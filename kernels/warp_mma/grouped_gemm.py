@@ -114,7 +114,13 @@ class WarpMmaGemm(GroupedGemmVariant):
                 Int32, values[Header.GROUP_SIZES, 0], cute.AddressSpace.gmem, assumed_align=4
             ),
             count=Int32(self.num_groups if self.form == "list" else values[Header.NUM_GROUPS, 0]),
-            experts=[Int32(values[Header.FIRST_EXPERT, 0]), weights[0][0].batch] if is_routed else [],
+            experts=[
+                Int32(values[Header.FIRST_EXPERT, 0]),
+                weights[0][0].batch,
+                Int32(values[Header.ID_WORDS, 0]),
+            ]
+            if is_routed
+            else [],
         )
         self.kernel.set_name_prefix(self.name)
         memory = values[Header.COUNTERS, 0], values[Header.WORKSPACE, 0]

@@ -76,7 +76,7 @@ class Extents:
         tile_offsets: of a list, tiles of all earlier slots, whose last entry is the number of all.
         sizes: pointer to int32 on the device, of ragged and masked groups; of routed ones to their ids.
         count: groups.
-        experts: of routed groups: the id of the first weights, and the number of them; empty for others.
+        experts: of routed groups: the id of the first weights, the number of them, and words of an id; empty for others.
     """
 
     m: list
@@ -142,8 +142,8 @@ class Sizes:
     @cute.jit
     def weights_of(self, group: Int32) -> Int32:
         """The batch of a routed group's weights, -1 for none."""
-        ids = cute.make_tensor(self.extents.sizes, cute.make_layout(self.count))
-        first, count = self.extents.experts
+        first, count, words = self.extents.experts
+        ids = cute.make_tensor(self.extents.sizes, cute.make_layout(self.count, stride=words))
         batch = ids[group] - first
         return select((batch >= 0) & (batch < count), batch, Int32(-1))
 

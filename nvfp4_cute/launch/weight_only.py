@@ -160,8 +160,10 @@ class WeightOnlyTask(GroupsTask):
         if problem.limit is not None:
             header[Header.LIMIT] = float32_bits(problem.limit)
         if problem.form == "routed":
+            assert self.operands.sizes is not None
             header[Header.CHOICES] = problem.num_groups // self.a[0].shape[1]
             header[Header.FIRST_EXPERT] = self.operands.first_expert
+            header[Header.ID_WORDS] = self.operands.sizes.element_size() // 4
         if problem.form == "list":
             header[Header.NUM_TILES] = self._schedule.num_tiles
             table[1:, Group.TILE_OFFSET] = self._schedule.tile_offsets[:-1]

@@ -50,8 +50,8 @@ class GroupedOperands:
         out_scale: for quantized results, one entry per entry of ``out``: uint8, blocked. Padding columns become zeros; padding
             rows are not written.
         out_global_scale: float32 [G], or None for 1.
-        sizes: int32 [G]. Ragged: inclusive ends of the groups in the rows of ``a``. Masked: their rows. Routed: the ids of
-            their weights. None otherwise.
+        sizes: int32 [G]. Ragged: inclusive ends of the groups in the rows of ``a``. Masked: their rows. Routed: int32 or
+            int64 [G], the ids of their weights. None otherwise.
         chain: for a chain, int32 [G], zeros; None otherwise.
         activations: instead of ``a``: float16 or bfloat16 [M, K], or [batches, M, K].
         bias: float16, bfloat16 or float32 [N] for every group, or None.

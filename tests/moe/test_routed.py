@@ -26,6 +26,7 @@ def test_few_choices_take_three_launches(arch, tokens, top_k, experts):
     added = {"shared": torch.randn(tokens, 64, generator=generator).bfloat16(), "first_expert": 3}
     added["bias2"] = torch.randn(experts, 64, generator=generator).bfloat16()
     layer = layer_of(tokens, top_k, experts, **added)
+    layer.ids = layer.ids.long() if tokens > 1 else layer.ids
     with observe(check=True) as observer:
         got = moe(*layer.arguments(), **layer.options, backend=f"emulator:{arch}")
     assert len(observer.stats) == 3
