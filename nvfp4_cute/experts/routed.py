@@ -24,12 +24,7 @@ EXPERTS_PER_CHOICE = 8
 
 def takes(experts: LocalExperts, ids: torch.Tensor) -> bool:
     """Whether the layer of these tokens' ids is computed here: one token, or few choices for the number of experts."""
-    if (
-        experts.row_format is not None
-        or not experts.is_fused
-        or ids.dtype != torch.int32
-        or is_batch_invariant()
-    ):
+    if experts.row_format is not None or not experts.is_fused or is_batch_invariant():
         return False
     return len(ids) == 1 or 0 < ids.numel() * EXPERTS_PER_CHOICE <= experts.count
 
