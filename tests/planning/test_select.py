@@ -188,6 +188,14 @@ def test_k_is_not_split_where_tiles_fill_the_sms_or_k_is_short():
     assert config_for_mean("sm_100a", NUM_SMS, 8, (16, 512, 512)).split_k == 1
 
 
+def test_tiles_are_narrower_than_the_mean_where_most_sms_would_be_idle():
+    """Modelled on a B200, groups of 320 and 192 rows take 8.97 us with tiles of 128 rows and 10.76 us with tiles of 256."""
+    tile_rows = lambda groups, mean: config_for_mean("sm_100a", NUM_SMS, groups, mean).work_tile_mnk[0]
+    assert tile_rows(2, (256, 3072, 4096)) == tile_rows(2, (256, 4096, 1536)) == 128
+    assert tile_rows(8, (256, 7168, 2048)) == 256  # tiles of 256 rows fill the GPU
+    assert tile_rows(256, (256, 512, 2048)) == 256
+
+
 @pytest.mark.parametrize("seed", range(10))
 def test_tiles_are_dealt_out_only_where_their_sum_leaves_a_chance(monkeypatch, seed):
     rng = random.Random(seed)

@@ -340,37 +340,46 @@ def _epilogue_cycles(config: KernelConfig, slices: int, slice_cycles: float, num
 
 
 def _config_for_mean(problem: GroupedProblem, num_sms: int) -> KernelConfig:
-    """Returns the config for groups of the given mean sizes.
-
-    K is split if even the largest number of tiles that the rows can form leaves SMs idle.
-    """
+    """Returns the config for groups of the given mean sizes: tiles that hold the mean, or what `_fills_more` returns."""
     mean = problem.sizes[0]
     chosen = config_for_rows(*mean[:2], problem.num_b, problem.weight_layout)
     chosen = with_k_tile(chosen, _formats(problem))
     if problem.activation is not None or problem.batch_invariant:
         return chosen
-    return _split_where_idle(chosen, num_sms, problem.num_groups, mean, _formats(problem))
+    return _fills_more(chosen, num_sms, problem.num_groups, mean, _formats(problem))
 
 
 @lru_cache(1024)
-def _split_where_idle(
+def _fills_more(
     whole: KernelConfig, num_sms: int, num_groups: int, mean: tuple[int, int, int], formats: Formats
 ) -> KernelConfig:
-    """Returns ``whole``, or a config that splits K if most SMs are idle for every division of the rows, and it gains.
+    """Returns ``whole``, or a config with more clusters that gains: one that splits K, or one with narrower tiles.
 
-    The total of rows bounds the tiles: every group's first tile has at least one row, and each further tile is full.
+    Splitting K needs SMs that are idle for every division of the rows. The total of rows bounds the tiles: every group's
+    first tile has at least one row, and each further tile is full. Narrower tiles are tried if most SMs are idle for groups of
+    mean size; a second wave of them costs no more than one wave of ``whole``.
     """
     m, n, _ = mean
     tile_n = whole.cta_tile_shape_mnk[1]
     further = num_groups * max(m - 1, 0) // tile_n
     most_tiles = (num_groups + further) * -(-n // MMA_CTA_M)
     splits = [split for split in SPLITS[1:] if most_tiles <= resident_clusters(num_sms, split)]
-    if not splits or tile_n not in SPLIT_TILES_N:
-        return whole
+    tried = [
+        replace(whole, use_2cta_instrs=False, split_k=split) for split in splits if tile_n in SPLIT_TILES_N
+    ]
     a_format, b_format = formats
     problem = GroupedProblem((mean,) * num_groups, a_format=a_format, b_format=b_format)
-    tried = [whole, *(replace(whole, use_2cta_instrs=False, split_k=split) for split in splits)]
-    return min(tried, key=lambda config: _ranked(estimate(config, problem, num_sms)))
+    clusters = make_schedule(problem.sizes, whole.work_tile_mnk, num_sms).num_tiles
+    if 2 * clusters <= resident_clusters(num_sms, whole.cluster_size):
+        tile_m, _, tile_k = whole.cta_tile_shape_mnk
+        tried += [
+            replace(whole, cta_tile_shape_mnk=(tile_m, narrow, tile_k))
+            for narrow in TILES_N
+            if narrow < tile_n
+        ]
+    if not tried:
+        return whole
+    return min([whole, *tried], key=lambda config: _ranked(estimate(config, problem, num_sms)))
 
 
 def config_for_rows(mean_rows: int, n: int, num_b: int = 1, weight_layout: str = "separate") -> KernelConfig:
