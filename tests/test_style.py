@@ -81,6 +81,11 @@ INTEGRATIONS = {
     "bench.vllm.folders": {"tokenizers"},
     "bench.vllm.serve": {"openai"},
     "competition.trace.native": {"tvm_ffi"},
+    "bench.foreign.cutlass_grouped": {"blackwell"},
+    "bench.foreign.cutlass_moe": {"blackwell"},
+    "bench.foreign.flashinfer_masked": {"flashinfer"},
+    "bench.foreign.lightmoe": {"lightmoe"},
+    "bench.foreign.quack_varlen": {"quack"},
 } | {f"models.vllm.{part}": {"vllm"} for part in ("config", "experts", "kernels", "linear", "parameters")}
 DEFERRED_THIRD_PARTY = {"cutlass", "cuda", "matplotlib", "yaml", "transformers", "triton"}
 

@@ -51,6 +51,7 @@ class Observer:
         mode: when asynchronous operations happen, see ``emulator.fronts.driver.Emulator``.
         check: whether to look for hazards.
         timing: whether to model the time of every launch instead of computing its result.
+        with_data: whether to compute results besides modelled times.
         timeline: whether modelled times include the actions of every warp.
         all_layouts: whether to model times in every layout of memory.
         count_banks: whether to count bank conflicts (``stats[i].banks``).
@@ -67,6 +68,7 @@ class Observer:
     mode: str = "eager"
     check: bool = False
     timing: bool = False
+    with_data: bool = False
     timeline: bool = False
     all_layouts: bool = False
     count_banks: bool = False
@@ -89,6 +91,7 @@ def observe(
     mode: str = "eager",
     check: bool = False,
     timing: bool = False,
+    with_data: bool = False,
     timeline: bool = False,
     all_layouts: bool = False,
     count_banks: bool = False,
@@ -98,10 +101,12 @@ def observe(
     """Context manager that watches the launches that this thread makes on the emulator.
 
     ``mode``, ``check`` and ``count_banks`` set how they run; hazards are raised as an EmulatorError. ``timing`` models
-    their times instead of computing results; ``work_of`` executes equal clusters only once; ``chain`` stores the
-    records instead.
+    their times instead of computing results, or also computes them ``with_data``; ``work_of`` executes equal clusters only
+    once; ``chain`` stores the records instead.
     """
-    observer = Observer(progress, mode, check, timing, timeline, all_layouts, count_banks, work_of, chain)
+    observer = Observer(
+        progress, mode, check, timing, with_data, timeline, all_layouts, count_banks, work_of, chain
+    )
     token = _observer.set(observer)
     try:
         yield observer
@@ -118,14 +123,15 @@ def on_emulator(
     count_banks: bool = False,
     target: Target = B200,
     timing: bool = False,
+    with_data: bool = False,
     timeline: bool = False,
     all_layouts: bool = False,
     chain: Chain | None = None,
 ) -> Iterator[Emulator]:
     """Context manager for an emulated GPU, by default a B200, that runs the launches of CuTe DSL functions compiled inside it.
 
-    ``timing``: model the times of launches instead of computing their results. ``chain``: only record them, in this
-    chain.
+    ``timing``: model the times of launches instead of computing their results, or also compute them ``with_data``. ``chain``:
+    only record them, in this chain.
 
     Raises:
         EmulatorError: the launch shim is missing, or the emulated program broke a rule of the machine.
@@ -133,7 +139,7 @@ def on_emulator(
     prepare_cutlass()
     clock: Clock | Chain | None = chain
     if timing and chain is None:
-        clock = Clock(constants_of(target), with_data=False, timeline=timeline, all_layouts=all_layouts)
+        clock = Clock(constants_of(target), with_data=with_data, timeline=timeline, all_layouts=all_layouts)
     with Emulator(
         target.arch,
         target.num_sms,
@@ -196,6 +202,7 @@ def _emulated(device: torch.device, target: Target) -> Iterator[tuple[Observer, 
             count_banks=observer.count_banks,
             target=target,
             timing=observer.timing,
+            with_data=observer.with_data,
             timeline=observer.timeline,
             all_layouts=observer.all_layouts,
             chain=observer.chain,

@@ -44,8 +44,9 @@ def modelled_times(
     timeline: bool = False,
     all_layouts: bool = False,
     by_representatives: bool = False,
+    with_data: bool = False,
 ) -> list[Timing]:
-    """Models the times of the launches of a call of public operations. Results are not computed.
+    """Models the times of the launches of a call of public operations.
 
     Args:
         call: gets the name of a backend to pass on, and uses CPU tensors.
@@ -56,12 +57,13 @@ def modelled_times(
         by_representatives: execute only one of several equal clusters (``emulator.record.representatives``), for
             launches that are too large to execute completely. Their times differ from those of a full execution by one
             or two percent. If clusters cannot stand for each other, as with MMAs of 96 elements, all are executed.
+        with_data: also compute the results, of executed clusters.
 
     Raises:
         EmulatorError: the kernel broke a rule of the machine.
         UnsupportedTarget: there is no kernel for the GPU.
     """
-    options: Any = {"timing": True, "timeline": timeline, "all_layouts": all_layouts}
+    options: Any = {"timing": True, "timeline": timeline, "all_layouts": all_layouts, "with_data": with_data}
     if by_representatives:
         try:
             with emulator.observe(progress, work_of=_work_of, **options) as observer:

@@ -1,0 +1,1 @@
+"""Our grouped products next to other people's CuTe DSL kernels: equal operands, emulator and timing model."""

@@ -1,0 +1,83 @@
+"""LightMoE's grouped GEMM."""
+
+from itertools import accumulate
+
+from nvfp4_cute.bench.cases import Case
+from nvfp4_cute.bench.foreign.kernels import Prepared, Tile, cluster_count
+from nvfp4_cute.bench.foreign.operands import GroupedOperands
+from nvfp4_cute.bench.foreign.schedule import static_work
+from nvfp4_cute.formats.block_format import ATOM_ROWS
+
+MOST_EXPERTS = 256
+TILE_K = 256
+NARROW = (8, 16, 32, 64)
+"""Tokens of a tile with swapped operands."""
+SWAPPED, DECODE = "swapped", "swapped, decode"
+"""Tokens along N; and with the tiles in a list that the layer of experts makes, as its decode path calls the kernel."""
+KERNEL = "Sm100GroupedBlockScaledGemm"
+
+
+def refuses(case: Case) -> str | None:
+    """Returns why the package does not take a cell."""
+    groups = len(case.sizes)
+    return f"at most {MOST_EXPERTS} experts, not {groups}" if groups > MOST_EXPERTS else None
+
+
+def tiles(case: Case) -> list[Tile]:
+    """Returns the tiles to try: with swapped operands, tokens along N, for few rows."""
+    most = max(m for m, _, _ in case.sizes)
+    narrow = [n for n in NARROW if n // 2 < most <= 2 * n or (n == NARROW[0] and most <= n)]
+    decode = [n for n in NARROW if most <= n][:1]
+    wide = [Tile(128, 256), Tile(256, 128), Tile(256, 256)] if most > NARROW[-1] else []
+    return [
+        *(Tile(128, n, DECODE) for n in decode),
+        *(Tile(128, n, SWAPPED) for n in narrow),
+        Tile(128, 128),
+        *wide,
+    ]
+
+
+def prepare(case: Case, operands: GroupedOperands, tile: Tile, sms: int) -> Prepared:
+    """Prepares a call with the static scheduler."""
+    import torch
+    from lightmoe.gemm import GroupedGemm
+
+    _, n, k = case.sizes[0]
+    groups, rows = len(case.sizes), operands.a.shape[0]
+    is_decode, is_swapped = tile.form == DECODE, tile.form in (SWAPPED, DECODE)
+    options: dict[str, torch.Tensor] = {}
+    if is_decode:
+        counts = [-(-m // tile.n) for m, _, _ in case.sizes]
+        places, scale_rows = list(accumulate(counts, initial=0))[:-1], tile.n
+        listed = [group + j * groups for group, count in enumerate(counts) for j in range(count)]
+        plan = [len(listed), *listed, *places]
+        options["decode_plan"] = torch.tensor(plan, dtype=torch.int32, device=operands.device)
+    else:
+        places = [start // ATOM_ROWS + group for group, start in enumerate(operands.starts)]
+        scale_rows = ATOM_ROWS
+    a_scale = operands.scales_at(places, -(-rows // scale_rows) + groups, scale_rows).unsqueeze(0)
+    gemm = GroupedGemm(
+        experts=groups, n=n, k=k, tile_m=tile.m, tile_n=tile.n,
+        use_dynamic_sched=False, swap_ab=is_swapped, fast_decode_sched=is_decode,
+    )  # fmt: skip
+    gemm._direct_c_store = (
+        is_decode and max(m for m, _, _ in case.sizes) > 1
+    )  # as its layer does for several tokens
+    fp4, e4m3 = torch.float4_e2m1fn_x2, torch.float8_e4m3fn
+    arguments = (
+        operands.a.view(fp4),
+        operands.b.view(fp4),
+        operands.out,
+        operands.offs(from_zero=True),
+        a_scale.view(e4m3),
+        operands.b_scale.view(e4m3),
+        torch.ones(1, device=operands.device),
+    )
+    work = static_work(
+        operands,
+        (tile.n, tile.m, TILE_K) if is_swapped else (tile.m, tile.n, TILE_K),
+        cluster_count(sms, 2 if tile.m == 256 else 1),
+        "n" if is_decode else "shorter",
+        (a_scale, places),
+    )
+    return Prepared(lambda: gemm.run(*arguments, **options), KERNEL, work, operands)

@@ -1,0 +1,234 @@
+"""The page of the comparison, and its picture."""
+
+import json
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import geometric_mean
+from typing import Any
+
+from nvfp4_cute.bench.cases import Case
+from nvfp4_cute.bench.foreign import ours
+from nvfp4_cute.bench.foreign.cells import MODELS, cells, published
+from nvfp4_cute.bench.foreign.kernels import FOREIGN
+from nvfp4_cute.gpus.targets import Target
+from nvfp4_cute.roofline import speed_of_light as light
+from nvfp4_cute.roofline.plot import bars
+from nvfp4_cute.terminal import markdown_table
+
+RESULTS = Path(__file__).parents[1] / "results"
+Records = Mapping[str, dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class Best:
+    """The fastest tile of a kernel on a cell.
+
+    Attributes:
+        us: modelled microseconds.
+        tile: the tile; empty for our kernel, which chooses for itself.
+        equal: whether all compared results had the expected bits.
+    """
+
+    us: float
+    tile: str
+    equal: bool
+
+
+def best_of(known: Records, kernel: str, case: Case) -> Best | None:
+    """Returns the fastest tile, or None if no tile was modelled."""
+    start = f"{kernel} | {case} | "
+    found = [
+        Best(record["us"], key.removeprefix(start), record["compared"] > 0 and not _wrong(record))
+        for key, record in known.items()
+        if key.startswith(start) and "us" in record
+    ]
+    return min(found, key=lambda best: best.us, default=None)
+
+
+def _wrong(record: Mapping[str, Any]) -> int:
+    return int(record["differing"]) + int(record["outside"])
+
+
+@dataclass(frozen=True)
+class Row:
+    """A cell with times of every kernel that ran."""
+
+    case: Case
+    ours: Best
+    others: dict[str, Best]
+
+    @property
+    def best(self) -> str:
+        """Name of the fastest foreign kernel."""
+        return min(self.others, key=lambda name: self.others[name].us)
+
+    @property
+    def ratio(self) -> float:
+        """Our time over the fastest foreign one's."""
+        return self.ours.us / self.others[self.best].us
+
+
+def rows_of(known: Records) -> list[Row]:
+    """Returns the cells with our time and a foreign one."""
+    rows = []
+    for case in cells():
+        mine = best_of(known, ours.NAME, case)
+        others = {name: best for name in FOREIGN if (best := best_of(known, name, case)) is not None}
+        if mine is not None and others:
+            rows.append(Row(case, mine, others))
+    return rows
+
+
+def group_of(case: Case) -> str:
+    """Returns the cell's group in summaries: equal groups, the competition, or a number of tokens."""
+    return case.name.rpartition(", ")[2] if ", " in case.name else case.problem
+
+
+def text(known: Records, target: Target) -> str:
+    """Returns the page."""
+    rows = rows_of(known)
+    groups: dict[str, list[Row]] = {}
+    for row in rows:
+        groups.setdefault(group_of(row.case), []).append(row)
+    parts = [
+        f"# Foreign kernels on a {target.name}",
+        "Times are modelled, not measured. Every kernel multiplies equal operands on the emulator, and the timing model replays "
+        "its launch with the same constants. Lower is better. The error of the model on Blackwell is not known: "
+        "`bench/results/timing_model.md`. Made by `python -m nvfp4_cute.bench.foreign --results "
+        "bench/results/b200_foreign.json --save`, which continues that file.",
+        f"![Foreign times over ours]({target.name.lower()}_foreign.png)",
+        "## Summary",
+        "The ratio is our time over the fastest foreign kernel's, each with its best tile; below 1 ours is faster.",
+        _summary(groups),
+        "## Cells",
+        "Microseconds. The tile is that of the fastest foreign kernel. Bits: whether all compared results of all kernels in the "
+        "row have the expected bits.",
+        *(f"### {name[0].upper()}{name[1:]}\n\n{_table(of, target)}" for name, of in groups.items()),
+        "## Notes",
+        "\n".join(f"- {note}" for note in _notes(known)),
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def _summary(groups: Mapping[str, Sequence[Row]]) -> str:
+    lines = [
+        (
+            name,
+            str(len(rows)),
+            f"{geometric_mean(row.ratio for row in rows):.2f}",
+            f"{max(row.ratio for row in rows):.2f}",
+            str(sum(row.ratio > 1 for row in rows)),
+        )
+        for name, rows in groups.items()
+    ]
+    return markdown_table(
+        ("cells", "count", "geometric mean of the ratio", "worst ratio", "foreign faster"), lines
+    )
+
+
+def _table(rows: Sequence[Row], target: Target) -> str:
+    header = ("cell", "speed of light", "ours", *FOREIGN, "ratio", "fastest foreign", "bits")
+    lines = []
+    for row in rows:
+        kernels = [row.ours, *row.others.values()]
+        floor = light.physical_floor(row.case.work, target).us
+        times = (f"{row.others[name].us:.2f}" if name in row.others else "-" for name in FOREIGN)
+        name = f"{row.case.problem}, {row.case.name.partition(',')[0]}"
+        lines.append(
+            (name, f"{floor:.2f}", f"{row.ours.us:.2f}", *times, f"{row.ratio:.2f}",
+             f"{row.best} {row.others[row.best].tile}", "equal" if all(k.equal for k in kernels) else "**differ**")
+        )  # fmt: skip
+    return markdown_table(header, lines)
+
+
+def _notes(known: Records) -> list[str]:
+    versions = {name: set[str]() for name in FOREIGN}
+    reasons: dict[str, int] = Counter()
+    for key, record in known.items():
+        kernel = key.partition(" | ")[0]
+        if kernel in versions and record.get("version"):
+            versions[kernel].add(record["version"])
+        if "us" not in record:
+            reasons[f"{kernel}: {record['reason']}"] += 1
+    modelled = [record for record in known.values() if "us" in record]
+    executed = [record for record in modelled if record.get("executed_clusters")]
+    parts = [sum(record[name] for record in executed) for name in ("executed_clusters", "clusters")]
+    sources = sorted({record["sources"] for record in modelled})
+    divided = "; ".join(f"{m.experts} of {m.name} over {m.gpus}" for m in MODELS if m.gpus > 1)
+    return [
+        f"kernels: {'; '.join(f'{name} {chr(44).join(sorted(found))}'.strip() for name, found in versions.items())}. "
+        "`python -m nvfp4_cute.bench.foreign --help` says how to get them.",
+        f"{len(modelled)} times. Clusters that do alike work stand for each other: {parts[0]} of {parts[1]} clusters of foreign "
+        "launches were executed.",
+        f"{sum(r['compared'] for r in modelled):,} results of executed clusters were compared with exact sums in bfloat16; "
+        f"{sum(map(_wrong, modelled)):,} differ. Scales are 1 or 2, so that fp32 sums are exact in any order. An executed "
+        "cluster must also compute the tiles that the replay expects of it, and no others.",
+        "all kernels take rows of all experts one after the other, except CUTLASS list (lists of matrices, with sizes that the "
+        "host knows) and FlashInfer masked (every expert has as many rows as the largest).",
+        "only the launch that multiplies is counted; CUTLASS moe makes tensor maps in a launch before it.",
+        "foreign kernels have static schedulers; LightMoE's and QuACK's dynamic ones are not modelled.",
+        "tokens choose experts uniformly at random (`bench/cases.py`). Experts divided over GPUs, of which one is modelled, with "
+        f"tokens of all: {divided}.",
+        f"modelled by sources {', '.join(sources)}.",
+        *(f"not modelled, {reason} ({count} cells and tiles)" for reason, count in reasons.items()),
+        *_missing(known),
+    ]
+
+
+def _missing(known: Records) -> list[str]:
+    """Returns a note on cells that are not modelled yet, by group, with names where some of a group are."""
+    done = {str(row.case) for row in rows_of(known)}
+    by_group: dict[str, list[Case]] = defaultdict(list)
+    for case in cells():
+        by_group[group_of(case)].append(case)
+    missing = {group: [case for case in of if str(case) not in done] for group, of in by_group.items()}
+    text = [
+        f"{len(of)} of {len(by_group[group])} of {group}"
+        + (
+            f" ({'; '.join(case.problem + ' ' + case.name for case in of)})"
+            if len(of) < len(by_group[group])
+            else ""
+        )
+        for group, of in missing.items()
+        if of
+    ]
+    return [f"not modelled yet: {', '.join(text)}."] if text else []
+
+
+def published_table(results: Path) -> str:
+    """Returns Markdown: times that FlashInfer published for its masked grouped GEMM, and modelled ones from records."""
+    known = json.loads(results.read_text())
+    header = ("groups of rows x N x K", "published us", "modelled us", "error", "ours, modelled us")
+    lines = []
+    for case, us in published().items():
+        theirs, mine = (best_of(known, kernel, case) for kernel in ("FlashInfer masked", ours.NAME))
+        if theirs is not None and mine is not None:
+            error = f"{100 * (theirs.us / us - 1):+.0f} %"
+            lines.append((case.name, f"{us:g}", f"{theirs.us:.1f}", error, f"{mine.us:.1f}"))
+    return markdown_table(header, lines)
+
+
+def picture(known: Records, path: Path, target: Target) -> None:
+    """Draws the geometric mean of every foreign kernel's time over ours, by group of cells."""
+    groups: dict[str, list[Row]] = {}
+    for row in rows_of(known):
+        groups.setdefault(group_of(row.case), []).append(row)
+
+    def mean(name: str, rows: Sequence[Row]) -> float | None:
+        ratios = [row.others[name].us / row.ours.us for row in rows if name in row.others]
+        return geometric_mean(ratios) if ratios else None
+
+    series = {name: [mean(name, rows) for rows in groups.values()] for name in FOREIGN}
+    title = f"Foreign grouped GEMMs on a {target.name}, modelled: time over ours (geometric mean; above 1 ours is faster)"
+    bars(
+        path, title, [f"{name} ({len(rows)})" for name, rows in groups.items()], series, unit="time over ours"
+    )
+
+
+def save(known: Records, target: Target) -> None:
+    """Writes page and picture into ``bench/results``."""
+    name = f"{target.name.lower().replace(' ', '_')}_foreign"
+    (RESULTS / f"{name}.md").write_text(text(known, target))
+    picture(known, RESULTS / f"{name}.png", target)
