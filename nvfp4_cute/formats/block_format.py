@@ -387,8 +387,9 @@ INT4_FORMATS = {
 }
 
 
-# Formats whose data is in slabs, by the name of the same format with data in rows.
-SLABS_SUFFIX = "_slabs"
+# Formats whose data is in slabs, by the name of the same format with data in rows; rows of a slab, and bytes of each row that
+# follow each other.
+SLABS_SUFFIX, SLAB_ROWS, PART_BYTES = "_slabs", 8, 64
 SLABS = {
     name: replace(f, name=name + SLABS_SUFFIX, order="slabs") for name, f in (FORMATS | INT4_FORMATS).items()
 }

@@ -9,10 +9,8 @@ from dataclasses import replace
 
 import torch
 
-from nvfp4_cute.formats.block_format import BlockFormat
+from nvfp4_cute.formats.block_format import PART_BYTES, SLAB_ROWS, BlockFormat
 from nvfp4_cute.formats.fp8_order import from_fp8_order
-
-SLAB_ROWS, PART_BYTES = 8, 64
 
 
 def to_slabs(data: torch.Tensor) -> torch.Tensor:

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 from oracle import assert_bitwise_equal
-from weight_only_check import task
+from weight_only_check import in_slabs, task
 
 from nvfp4_cute import backends
 from nvfp4_cute.backends.emulator import observe
@@ -13,7 +13,6 @@ from nvfp4_cute.compile.cache import get_kernel
 from nvfp4_cute.formats.block_format import INT4_FORMATS, INT8, MXFP4, MXFP8, NVFP4, FP8_128x128
 from nvfp4_cute.formats.codecs import decode_ue4m3
 from nvfp4_cute.formats.scale_layout import to_blocked
-from nvfp4_cute.formats.slabs import to_slabs
 from nvfp4_cute.gpus.targets import lookup
 from nvfp4_cute.planning.arch import warp_mma
 from nvfp4_cute.planning.config import KernelConfig
@@ -37,18 +36,6 @@ def compute(arch="sm_90a", mode="eager", **arguments):
         backends.run_task(f"emulator:{arch}", made)
     expected.reference()
     return made.out, expected.out
-
-
-def in_slabs(made):
-    """Returns the task with its weights in slabs."""
-    sides = {
-        name: tuple(
-            replace(x, data=to_slabs(x.data), format=x.format.in_slabs) for x in getattr(made.operands, name)
-        )
-        for name in ("b", "b2")
-    }
-    problem = replace(made.problem, b_format=made.problem.b_format.in_slabs)
-    return replace(made, problem=problem, operands=replace(made.operands, **sides))
 
 
 @pytest.mark.sampled(2)

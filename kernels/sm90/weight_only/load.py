@@ -14,7 +14,7 @@ from nvfp4_cute.planning.arch.sm90_weight_only import WeightOnlySmem, token_box
 from nvfp4_cute.planning.config import KernelConfig
 
 from ...common.group_table import ceil_div
-from ...common.operand_maps import Descriptors, descriptor_addresses
+from ...common.operand_maps import Descriptors, descriptor_addresses, slabs_coordinates
 from ...common.ring import PRODUCER_PHASE, Ring, next_stage
 from ...common.shared_access import store_shared
 from ...common.tma_load import EVICT_FIRST, EVICT_LAST, tma_load
@@ -36,6 +36,7 @@ class LoadArgs:
         sf_atoms, sf_tiles: scale atoms per K tile, and K tiles per atom; one of them is 1.
         k_extent: extent of a K tile in the tensor maps of weights, in map elements.
         row_k: values of a token in 128 bytes.
+        has_slabs: whether weights are in slabs of eight rows.
     """
 
     descriptors: Descriptors
@@ -50,6 +51,7 @@ class LoadArgs:
     sf_tiles: int
     k_extent: int
     row_k: int
+    has_slabs: bool
 
 
 @cute.jit
@@ -86,6 +88,8 @@ def run_load_weights(args: LoadArgs):
                     k_tile, i = index * k_tiles + box_idx // count, box_idx % count
                     at = (stage * k_tiles * count + box_idx) * data_bytes + args.weights
                     where = (k_tile * args.k_extent, row, batch)
+                    if cutlass.const_expr(args.has_slabs):
+                        where = slabs_coordinates(k_tile, row, batch)
                     tma_load(at, data_maps[i], where, full.toint(), EVICT_FIRST, 1)
                     if cutlass.const_expr(scale_bytes > 0):
                         at = (stage * k_tiles * count + box_idx) * scale_bytes + args.scales

@@ -16,6 +16,7 @@ from nvfp4_cute.formats.block_format import (
     MXFP4_FP8,
     MXFP8,
     NVFP4,
+    SLABS_SUFFIX,
     BlockFormat,
     FP8_1xK,
     FP8_128x128,
@@ -42,8 +43,10 @@ from nvfp4_cute.planning.config import KernelConfig
 from nvfp4_cute.problem import INT32_MAX
 
 ARCHS = ("sm_90a",)
+FOUR_BITS = (NVFP4, MXFP4, *INT4_FORMATS.values())
 PAIRS = tuple(
-    (None, b_format) for b_format in (NVFP4, MXFP4, *MXFP8, FP8_128x128, INT8, *INT4_FORMATS.values())
+    (None, b_format)
+    for b_format in (*FOUR_BITS, *MXFP8, FP8_128x128, INT8, *(one.in_slabs for one in FOUR_BITS))
 )
 KERNEL = "sm90.weight_only.grouped_gemm.WeightOnlyGemmSm90"
 OPTIONS = ("multicast_n", "stream_k")
@@ -154,6 +157,11 @@ def token_bytes(b_format: BlockFormat) -> int:
 def slab_k(config: KernelConfig, b_format: BlockFormat) -> int:
     """Returns the values of K whose MMAs are one group: with FP8 tokens, half of a stage; otherwise half of a K tile."""
     return (config.work_tile_mnk[2] if has_fp8_tokens(b_format) else TILE_K) // 2
+
+
+def k_multiple(b_format: BlockFormat) -> int:
+    """Returns the divisor of K. A K tile in slabs is one whole part of them."""
+    return TILE_K if b_format.order == "slabs" else K_MULTIPLE
 
 
 def has_scales_of_sums(b_format: BlockFormat) -> bool:
@@ -400,7 +408,8 @@ def _stream_us(config: KernelConfig, tiles: int, tile_us: float, num_sms: int) -
 
 def k_tile_factor(b_format: BlockFormat) -> float:
     """Returns the time of a K tile of a format relative to NVFP4."""
-    return K_TILE_FACTORS.get(b_format.element.name if b_format.is_int4 else b_format.name, 1.0)
+    name = b_format.element.name if b_format.is_int4 else b_format.name.removesuffix(SLABS_SUFFIX)
+    return K_TILE_FACTORS.get(name, 1.0)
 
 
 def _k_tile_us(config: KernelConfig, multiplied: float) -> float:

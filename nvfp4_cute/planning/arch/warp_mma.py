@@ -90,6 +90,11 @@ class Warps:
         return self.count * WARP_SIZE
 
 
+def k_multiple(b_format: BlockFormat) -> int:
+    """Returns the divisor of K."""
+    return K_MULTIPLE
+
+
 def warps_of(config: KernelConfig) -> Warps:
     """Returns the arrangement of a CTA's warps."""
     rows, _, k = config.cta_tile_shape_mnk
