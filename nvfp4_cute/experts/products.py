@@ -218,7 +218,7 @@ class LocalExperts:
         """Returns whether a product of 16-bit rows dequantizes ``w13`` first, which no fused launch does."""
         if self.row_format is not None or config is not None or self.weight_layout != "concatenated":
             return False
-        if not _are_one(self.gate_alpha, self.up_alpha):
+        if self.gate_alpha is not self.up_alpha:
             return False
         w13 = self.w13
         return dequantized.is_for_groups(rows, w13.data, w13.format, self.gate_alpha, rows.dtype, backend)
@@ -261,13 +261,6 @@ class LocalExperts:
         return activate_quantize(
             h, ids, order, global_scale=self.hidden_scale, format=self.row_format, **options
         )
-
-
-def _are_one(one: torch.Tensor | None, other: torch.Tensor | None) -> bool:
-    """Returns whether factors are one tensor, or none, also after torch has made other objects of them."""
-    if one is None or other is None:
-        return one is other
-    return one is other or (one.data_ptr() == other.data_ptr() and one.shape == other.shape)
 
 
 @lru_cache(maxsize=1024)

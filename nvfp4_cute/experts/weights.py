@@ -46,7 +46,8 @@ class ExpertWeights:
     def in_slabs(self) -> "ExpertWeights":
         """Copies the weights into slabs of eight rows, which ``moe(activations="16bit")`` reads faster if there are few rows.
 
-        Layers with other activations, and sm_90a's kernel for many rows, cannot read slabs. N is a multiple of 8.
+        Layers with other activations cannot read slabs, nor can sm_90a's kernel for many rows unless weights have 4 bits and K is
+        a multiple of 128. N is a multiple of 8. ``MoE`` does this by itself where it pays.
         """
         return ExpertWeights(to_slabs(self.data), self.scale, self.global_scale, self.format.in_slabs)
 
