@@ -5,16 +5,18 @@ number), or an mbarrier (phases complete). An *epoch* is a component and a value
 stamped with the epoch whose completion makes it done. An access with epoch (c, v) happened before every holder of
 knowledge with ``knowledge[SEEN, c] >= v``.
 
-*Knowledge* is the set of events that a warp or an operation can rely on: an int64 array (4, components) of greatest
+*Knowledge* is the set of events that a warp or an operation can rely on: an int64 array (5, components) of greatest
 values.
 
 * SEEN: events that happened before.
 * FENCED: generic writes to shared memory that a proxy fence has made visible to the async proxy (`global_races` keeps
   fences of global memory).
-* CLUSTER: actions of warps that only arrivals of at least cluster scope have announced. Only warps' own components mean
-  anything in this row.
+* CLUSTER: actions of warps, and of their cp.async, that only arrivals of at least cluster scope have announced. Other
+  components mean nothing in this row.
 * CAUSED: events that copies and relaxed arrivals also announce: events known to their issuer have happened, but this
   orders no memory.
+* LANES: actions of warps without those of lanes other than the announcing ones (`lane_order`). Only warps' own components
+  mean anything in this row.
 """
 
 from typing import TYPE_CHECKING
@@ -26,7 +28,10 @@ from nvfp4_cute.emulator.modes import Engine
 if TYPE_CHECKING:
     from nvfp4_cute.emulator.state import Warp
 
-SEEN, FENCED, CLUSTER, CAUSED = 0, 1, 2, 3
+SEEN, FENCED, CLUSTER, CAUSED, LANES = 0, 1, 2, 3, 4
+ROWS = 5
+OWN_ROWS = slice(SEEN, None, CLUSTER - SEEN)
+"""Rows SEEN, CLUSTER and LANES, which count the actions of a warp itself."""
 COMPONENT_SHIFT = 32
 VALUE_MASK = (1 << COMPONENT_SHIFT) - 1
 NOBODY = 0
@@ -55,7 +60,7 @@ class Components:
 
     def nothing(self) -> np.ndarray:
         """Returns empty knowledge."""
-        return np.zeros((4, self.capacity), np.int64)
+        return np.zeros((ROWS, self.capacity), np.int64)
 
     def fit(self, knowledge: np.ndarray) -> np.ndarray:
         """Extends knowledge to all components."""
@@ -119,7 +124,7 @@ class WarpClock:
         self.components, self.warp = components, warp
         self.own = components.new()
         self.knowledge = components.nothing()
-        self.knowledge[SEEN, self.own] = self.knowledge[CLUSTER, self.own] = 1
+        self.knowledge[OWN_ROWS, self.own] = 1
         self.value, self.epoch = 1, epoch(self.own, 1)
         self.sites: dict[int, int] = {}
         self.fenced: np.ndarray | None = None
@@ -146,8 +151,7 @@ class WarpClock:
         """Increments the warp's count, so that its later actions are new events."""
         self.value += 1
         self.epoch += 1
-        self.knowledge[SEEN, self.own] += 1
-        self.knowledge[CLUSTER, self.own] += 1
+        self.knowledge[OWN_ROWS, self.own] += 1
 
     def fence_memory(self, *, wide: bool) -> None:
         """Executes a memory fence. Later arrivals of the warp announce its current knowledge with the scope of the fence.
@@ -217,4 +221,4 @@ class WarpClock:
         """Notes that operations of a component are complete up to `value`."""
         self.knowledge = self.components.fit(self.knowledge)
         if self.knowledge[SEEN, component] < value:
-            self.knowledge[SEEN, component] = value
+            self.knowledge[SEEN, component] = self.knowledge[CLUSTER, component] = value

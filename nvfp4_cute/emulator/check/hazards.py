@@ -40,6 +40,7 @@ from nvfp4_cute.emulator.check.clocks import (
 )
 from nvfp4_cute.emulator.check.early_release import EarlyReleases
 from nvfp4_cute.emulator.check.global_races import GlobalRaces
+from nvfp4_cute.emulator.check.lane_order import LaneOrder
 from nvfp4_cute.emulator.check.ledger import Copied, Hazard, HeldWrite, Record, Site, whose
 from nvfp4_cute.emulator.check.mbarriers import Mbarriers
 from nvfp4_cute.emulator.check.pdl import Dependencies
@@ -138,6 +139,7 @@ class Checker:
         self._partly_used: set[int] = set()  # components of loads whose registers only some lanes used
         self.early_releases = EarlyReleases(self)
         self.warp_order = WarpOrder(self)
+        self.lane_order = LaneOrder(self)
         self.unawaited = Unawaited(self.used)
         self.wgmma_registers = WgmmaRegisters(self)
         self.shared_atomics = SharedAtomics(self, self._shared_conflict)
@@ -197,6 +199,7 @@ class Checker:
         self._round_components, self._rounds = {}, {}
         self.early_releases.begin()
         self.warp_order.begin()
+        self.lane_order.begin()
         self.unawaited.begin()
         self.wgmma_registers.begin()
         self.shared_atomics.begin(self.accesses)
@@ -376,6 +379,9 @@ class Checker:
         number = clock.next_number(operation.engine)
         site = self.site(operation.warp, operation.pc)
         knowledge = clock.publish(site)
+        self.lane_order.announced(operation.warp, knowledge, site)
+        if operation.engine is Engine.CP_ASYNC:
+            self.silicon.owns(component, operation.warp.cta)
         if operation.engine is Engine.TCGEN05:
             knowledge[SEEN, component] = number - 1
             if "commit" not in self.sites[site].inst.mods:
@@ -440,6 +446,7 @@ class Checker:
 
     def gate_in(self, warp: "Warp", pc: int, gate: Any, *, relaxed: bool = False) -> None:
         """Notes that a warp arrives at a gate that others wait for. `relaxed`: the arrival does not release to other CTAs."""
+        self.lane_order.met(warp)
         published = self._clocks[warp].publish(self.site(warp, pc))
         if relaxed:  # hardware waits for the warp's stores, but PTX ISA does not order them for other CTAs
             published, self.silicon.narrow = self._clocks[warp].narrowed(published), True
@@ -498,16 +505,20 @@ class Checker:
         if write:
             self.mbarriers.written_over(cta, span, index, actor.site)
         self.shared_atomics.plain(cta, place, actor, write=write)
+        if writers is None and (not write or self.silicon.narrow or self.lane_order.active):
+            writers = memory.writers_of(index)
         if write:
             conflict = memory.write(index, span, actor)
         else:
-            writers = memory.writers_of(index) if writers is None else writers
             conflict = memory.read(index, span, actor, writers)
+        if self.lane_order.active and writers:
+            self.lane_order.check(writers, self.accesses, actor, f"shared memory{whose(cta)}", write=write)
         if conflict is not None:
             self._shared_conflict(cta, conflict, actor, write=write)
-        elif (
+        if (
             self.silicon.narrow
             and writers
+            and (conflict is None or conflict.unfenced)
             and self.silicon.late_elsewhere(map(memory.accesses.epochs.__getitem__, writers), actor)
         ):
             what = f"shared memory{whose(cta)}"

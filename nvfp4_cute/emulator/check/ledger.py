@@ -309,6 +309,7 @@ class Ledger(Protocol):
     sites: list[Site]
     components: Components
     shared: dict[Cta, Shadow]
+    lane_order: Any
 
     def clock(self, warp: Warp) -> WarpClock:
         """Returns the clock of a warp of the running cluster."""

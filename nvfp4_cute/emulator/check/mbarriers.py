@@ -197,6 +197,7 @@ class Mbarriers:
         clock, number = self.checker.clock(warp), self.checker.site(warp, pc)
         stamp = (clock.own, clock.value)
         published = clock.publish(number)
+        self.checker.lane_order.announced(warp, published, number)
         outside = cta is not warp.cta
         record = self._use(cta, barrier, published, number, outside=outside)
         if outside and (relaxed or not wide):
@@ -226,7 +227,7 @@ class Mbarriers:
         own = self.checker.operation()
         record = self._use(cta, barrier, own.knowledge, own.site, outside=outside, proxy=outside)
         learnt = own.knowledge.copy()
-        learnt[SEEN, own.component] = own.number
+        learnt[SEEN, own.component] = learnt[CLUSTER, own.component] = own.number
         record.gathering = joined(record.gathering, learnt)
         record.arrivals[own.site] = barrier.phase
         record.users[own.component] = (own.number, own.site)

@@ -22,6 +22,7 @@ from nvfp4_cute.emulator.check.clocks import (
     unordered,
 )
 from nvfp4_cute.emulator.memory import TMEM_COLS, TMEM_LANES
+from nvfp4_cute.emulator.modes import EVERY_LANE
 from nvfp4_cute.emulator.places import CHUNK_BYTES, GRANULES_PER_CHUNK, WORD_BYTES, ByteIndex
 from nvfp4_cute.emulator.ptx import Inst
 
@@ -38,12 +39,14 @@ class Actor:
         epoch: stamp of the access.
         site: number of the place that issued it.
         proxy: it goes through the async proxy.
+        lanes: lanes of the warp that make it, one bit each.
     """
 
     knowledge: np.ndarray
     epoch: int
     site: int
     proxy: bool
+    lanes: int = EVERY_LANE
 
 
 @dataclass(frozen=True)
@@ -75,17 +78,19 @@ class Accesses:
     Attributes:
         epochs: stamps of the accesses.
         sites: twice the numbers of their places, plus one if they went through the generic proxy.
+        lanes: lanes that made them, one bit each.
     """
 
     def __init__(self) -> None:
         """Starts without accesses."""
-        self.epochs, self.sites = array("q", [NOBODY]), array("q", [0])
+        self.epochs, self.sites, self.lanes = array("q", [NOBODY]), array("q", [0]), array("I", [0])
 
     def add(self, actor: Actor) -> int:
         """Returns the number of a new access."""
         number = len(self.epochs)
         self.epochs.append(actor.epoch)
         self.sites.append(2 * actor.site if actor.proxy else 2 * actor.site + 1)
+        self.lanes.append(actor.lanes)
         return number
 
     def epochs_of(self, numbers: np.ndarray) -> np.ndarray:

@@ -89,6 +89,10 @@ class SiliconChecks:
                 self._lives[cta] = self.checker.components.new()
             clock.completed(self._lives[cta], 1)
 
+    def owns(self, component: int, cta: "Cta") -> None:
+        """Notes that the actions of a component are ordinary accesses by a CTA."""
+        self._owners[component] = cta
+
     def report(
         self, name: str, site: "Site | None", what: str, other: "Site | None" = None, severity: str = ""
     ) -> None:

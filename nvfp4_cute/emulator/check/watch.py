@@ -65,6 +65,7 @@ def _access(
         space = generic_space(int(addresses[0]))
         addresses = addresses - SPACES[space].window
     actor = checker.warp_actor(warp, pc)
+    actor.lanes = warp.lanes
     if atomic:
         actor.site = checker.site(warp, pc, atomic=True)
     if space == "global":
@@ -75,6 +76,8 @@ def _access(
             _shared_atomic(checker, warp, places, actor, reads=reads)
             return
         checker.warp_order.access(warp, actor.site, addresses, nbytes, places, write=write)
+        if write:
+            checker.lane_order.stored(warp, actor.lanes)
         _shared_access(checker, warp, places, actor, write, targets)
 
 
@@ -416,7 +419,7 @@ EVERY_LANE = 0xFFFFFFFF
     "wgmma", "tcgen05.ld", "tcgen05.st", "tcgen05.wait::ld", "tcgen05.wait::st", "setmaxnreg",
 )  # fmt: skip
 def _meeting(inst: Inst, b: Builder, step: Step) -> Step:
-    position = MASKS.get(inst.opcode)
+    position, barrier = MASKS.get(inst.opcode), inst.opcode == "bar.warp.sync"
     mask = b.read(inst.operands[position], "b32") if position is not None else None
     pc = b.pc
 
@@ -426,6 +429,8 @@ def _meeting(inst: Inst, b: Builder, step: Step) -> Step:
         result = step(warp)
         if result is None:
             checker_of(warp).warp_order.met(warp)
+            if barrier:
+                checker_of(warp).lane_order.met(warp)
         return result
 
     return run

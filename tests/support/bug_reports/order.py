@@ -30,6 +30,52 @@ def relaxed_cluster_barrier(src: cute.Tensor, out: cute.Tensor, fixed: cutlass.C
 
 
 @cute.kernel
+def one_lane_announces(src: cute.Tensor, out: cute.Tensor, fixed: cutlass.Constexpr):
+    """All lanes of a warp store a tile, and an elected one arrives for them."""
+    tidx, warp, lane = place()
+    buffer, bars = shared(NBYTES), barriers(1, (1,))
+    if warp == 0:
+        put(buffer + 4 * tidx, tidx + 5)
+        if cutlass.const_expr(fixed):
+            cute.arch.sync_warp()
+        with cute.arch.elect_one():
+            arrive(bars)
+    else:
+        wait(bars, 0)
+        out[tidx] = get(buffer + 4 * (tidx - WARP))
+
+
+@cute.kernel
+def copies_announced_to_the_peer(src: cute.Tensor, out: cute.Tensor, fixed: cutlass.Constexpr):
+    """A CTA announces its cp.async copies to the other one by arrivals of CTA scope."""
+    tidx, warp, lane = place()
+    rank = cute.arch.block_idx_in_cluster()
+    buffer, bars = shared(NBYTES), barriers(1, (64,))
+    cluster_barrier()
+    if rank == 1:
+        inline_ptx(
+            "cp.async.ca.shared.global [{$r0}], [{$r1}], 4;\ncp.async.wait_all;",
+            read_only_args=[Int32(buffer + 4 * tidx), address(src, tidx)],
+        )
+        scope = "cluster" if fixed else "cta"
+        inline_ptx(
+            f"mbarrier.arrive.release.{scope}.shared::cluster.b64 _, [{{$r0}}];", read_only_args=[remote(bars, 0)]
+        )
+    else:
+        inline_ptx(
+            "{ .reg .pred P; AGAIN: mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 P, [{$r0}], 0, 1000000;\n"
+            "@P bra.uni DONE; bra.uni AGAIN; DONE: }",
+            read_only_args=[Int32(bars)],
+        )
+        out[tidx] = inline_ptx(
+            "ld.shared::cluster.b32 {$w0}, [{$r0}];",
+            write_only_types=[Int32],
+            read_only_args=[remote(buffer + 4 * tidx, 1)],
+        )
+    cluster_barrier()
+
+
+@cute.kernel
 def relaxed_wait(src: cute.Tensor, out: cute.Tensor, fixed: cutlass.Constexpr):
     """A relaxed wait finds that data has arrived, but nothing makes the data visible."""
     tidx, warp, lane = place()
