@@ -15,8 +15,9 @@ Sources of order:
 * Generic writes are visible to the async proxy only after a fence.proxy.async between the two.
 * Loads from shared memory are complete when one of their values is used (`early_release`).
 
-Lanes of one warp count as one thread, except for the warnings of `warp_order`. Atomics and strong loads and stores on
-one address order whole warps; relaxed and volatile ones on global memory do so together with fences (`global_races`).
+Lanes of one warp count as one thread, except for the warnings of `warp_order` and `lane_order`. Atomics and strong
+loads and stores on one address order whole warps; relaxed and volatile ones on global memory do so together with
+fences (`global_races`).
 """
 
 import re
@@ -144,7 +145,7 @@ class Checker:
         self.wgmma_registers = WgmmaRegisters(self)
         self.shared_atomics = SharedAtomics(self, self._shared_conflict)
         self.silicon = SiliconChecks(self)
-        self.mbarriers = Mbarriers(self, self.silicon)
+        self.mbarriers = Mbarriers(self, self.silicon, self.lane_order)
         self.dependencies = Dependencies(self, self.silicon)
         self.globals = GlobalRaces(self, self.silicon, self.dependencies.access)
         self.tensor_maps = TensorMaps(self, self.globals)

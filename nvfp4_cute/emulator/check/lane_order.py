@@ -74,10 +74,10 @@ class LaneOrder:
             if accesses.lanes[number] & ~lanes:
                 sites = self.checker.sites
                 site, other = sites[actor.site], sites[accesses.sites[number] >> 1]
+                does = "writes" if write else "reads"
                 text = (
-                    f"{site} {'writes' if write else 'reads'} {what} that {other} writes, and only another lane announced that in "
-                    f"{sites[place]}: put bar.warp.sync before it, or let every lane arrive"
+                    f"{site} {does} {what} that {other} writes, and only another lane announced that in {sites[place]}: "
+                    "put bar.warp.sync before it, or let every lane arrive"
                 )
                 self.checker.report("race", site, other, text, severity="warning")
                 return
-

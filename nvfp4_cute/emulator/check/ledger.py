@@ -309,7 +309,6 @@ class Ledger(Protocol):
     sites: list[Site]
     components: Components
     shared: dict[Cta, Shadow]
-    lane_order: Any
 
     def clock(self, warp: Warp) -> WarpClock:
         """Returns the clock of a warp of the running cluster."""

@@ -15,6 +15,7 @@ from nvfp4_cute.emulator.check.clocks import (
     epoch,
     joined,
 )
+from nvfp4_cute.emulator.check.lane_order import LaneOrder
 from nvfp4_cute.emulator.check.ledger import BarrierClock, Ledger, Site, whose
 from nvfp4_cute.emulator.check.shadow import Actor
 from nvfp4_cute.emulator.check.silicon_checks import SiliconChecks
@@ -34,9 +35,9 @@ INITS, INIT_FENCES = "initialisations", "fences of initialisations"
 class Mbarriers:
     """Clocks of the mbarriers of the running clusters."""
 
-    def __init__(self, checker: Ledger, silicon: SiliconChecks):
+    def __init__(self, checker: Ledger, silicon: SiliconChecks, lane_order: LaneOrder):
         """`checker`: receives the findings."""
-        self.checker, self.silicon = checker, silicon
+        self.checker, self.silicon, self.lane_order = checker, silicon, lane_order
         self.begin()
 
     def begin(self) -> None:
@@ -197,7 +198,7 @@ class Mbarriers:
         clock, number = self.checker.clock(warp), self.checker.site(warp, pc)
         stamp = (clock.own, clock.value)
         published = clock.publish(number)
-        self.checker.lane_order.announced(warp, published, number)
+        self.lane_order.announced(warp, published, number)
         outside = cta is not warp.cta
         record = self._use(cta, barrier, published, number, outside=outside)
         if outside and (relaxed or not wide):

@@ -59,7 +59,8 @@ def copies_announced_to_the_peer(src: cute.Tensor, out: cute.Tensor, fixed: cutl
         )
         scope = "cluster" if fixed else "cta"
         inline_ptx(
-            f"mbarrier.arrive.release.{scope}.shared::cluster.b64 _, [{{$r0}}];", read_only_args=[remote(bars, 0)]
+            f"mbarrier.arrive.release.{scope}.shared::cluster.b64 _, [{{$r0}}];",
+            read_only_args=[remote(bars, 0)],
         )
     else:
         inline_ptx(
