@@ -3,6 +3,7 @@
 import re
 from dataclasses import dataclass, replace
 from functools import cache
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ import torch
 from bug_reports import copies, exchange, operands, order, stages, visibility
 from cutlass.cute.runtime import from_dlpack
 
+from nvfp4_cute import emulator
 from nvfp4_cute.compile.compiler import compile_jit
 from nvfp4_cute.emulator.fronts.driver import run_ptx
 from nvfp4_cute.emulator.machine import Machine
@@ -207,3 +209,13 @@ def test_report(report):
         if error is not None or not np.array_equal(out, right):
             wrong.append(mode)
     assert tuple(wrong) == report.wrong
+
+
+def test_page_lists_every_report():
+    page = (Path(emulator.__file__).parent / "COMPARISON.md").read_text()
+    assert f"contains {len(REPORTS)} faults" in page and f"| all | {len(REPORTS)} |" in page
+    for report in REPORTS:
+        for number in re.findall(r"#\d+", report.source):
+            assert re.search(rf"{number}\b", page), report.source
+    shown = [sum(mode in report.wrong for report in REPORTS) for mode in MODES]
+    assert f"| all | {len(REPORTS)} | {' | '.join(map(str, shown))} |" in page
