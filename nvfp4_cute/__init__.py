@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from nvfp4_cute.formats.int4 import int4_tensor as int4_tensor
     from nvfp4_cute.models.transformers import load as load
     from nvfp4_cute.nn.fused import fuse as fuse
+    from nvfp4_cute.nn.latent import LatentMoE as LatentMoE
     from nvfp4_cute.nn.linear import LinearNVFP4 as LinearNVFP4
     from nvfp4_cute.nn.linear import QuantizedLinear as QuantizedLinear
     from nvfp4_cute.nn.moe import MoE as MoE
@@ -94,6 +95,7 @@ _MODULES = {
     "MXFP4": "formats.block_format",
     "MXFP8_E4M3": "formats.block_format",
     "MXFP8_E5M2": "formats.block_format",
+    "LatentMoE": "nn.latent",
     "MoE": "nn.moe",
     "MoENVFP4": "nn.moe",
     "NVFP4": "formats.block_format",

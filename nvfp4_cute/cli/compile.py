@@ -79,9 +79,12 @@ def _of_model(folder: str, archs: Sequence[str]) -> Iterator[Any]:
     from nvfp4_cute.models.inspect import inspect
 
     checkpoint = Checkpoint(local_folder(folder))
-    top_k, kinds = checkpoint.config.get("num_experts_per_tok", TOP_K), inspect(checkpoint).kinds
+    experts, kinds = checkpoint.experts_config if checkpoint.experts else None, inspect(checkpoint).kinds
     for arch in archs:
-        yield from checkpoint_kernels(kinds, arch, top_k)
+        if experts is None:
+            yield from checkpoint_kernels(kinds, arch)
+        else:
+            yield from checkpoint_kernels(kinds, arch, experts.top_k or TOP_K, activation=experts.activation)
 
 
 def _usual(arch: str, dtype: str) -> Sequence[str]:

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from nvfp4_cute import env
+from nvfp4_cute.activation import SILU
 from nvfp4_cute.backends import installed
 from nvfp4_cute.backends.installed import Gpu
 from nvfp4_cute.errors import EmulatorError, UnsupportedProblem
@@ -137,12 +138,13 @@ def checkpoint_lines(folder: str, target: str | None = None) -> Iterator[str]:
     here = next((gpu.arch for gpu in installed.native_gpus()), targets.B200.name)
     chosen = targets.lookup(target or here)
     yield f"kernels on {chosen.name} ({chosen.arch}), by rows of activations or tokens:"
+    activation = checkpoint.experts_config.activation if checkpoint.experts else SILU
     for kind in inspect(checkpoint).kinds:
         if kind.scheme is None:
             continue
         yield f"{kind.name}, {kind.count} of {kind.shape}, {kind.scheme}: {what_runs(kind)}"
         if kind.scheme.weights == "nvfp4":
-            for rows, names in engines.kernels_by_rows(kind, chosen.arch).items():
+            for rows, names in engines.kernels_by_rows(kind, chosen.arch, activation=activation).items():
                 yield f"  {rows}: {', '.join(names)}"
 
 

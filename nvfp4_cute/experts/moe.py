@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Literal
 import torch
 
 from nvfp4_cute.activation import SILU, Activation, activation_of
+from nvfp4_cute.experts.input_weights import moe_of_weighted_tokens
 from nvfp4_cute.experts.layer import moe as moe_of_parts
 from nvfp4_cute.experts.placement import Placement
 from nvfp4_cute.experts.products import Activations, ExpertLayout
@@ -42,18 +43,21 @@ class Experts:
 
 @dataclass(frozen=True, eq=False)
 class Rows:
-    """How the rows of both products are quantized.
+    """The rows of both products: how they are quantized, and where router weights multiply.
 
     Attributes:
         format: "nvfp4", "mxfp4", "mxfp8_e4m3", "mxfp8_e5m2", "fp8_1x128" (with weights in FP8_128x128), "fp8_1xk" (with those
             of ``mxfp4_for_fp8``), "int8" (with INT8), or "16bit" for rows that stay in x's dtype (W4A16, sm_90a).
         input_scale: calibrated global scale of x (NVFP4): float32 with one element, or [E].
         hidden_scale: calibrated global scale of the rows between both products.
+        weight_on_input: multiply tokens by router weights before the first product (Llama-4), rounded to the dtype of x, not
+            results after the second one.
     """
 
     format: Activations = "nvfp4"
     input_scale: torch.Tensor | None = None
     hidden_scale: torch.Tensor | None = None
+    weight_on_input: bool = False
 
 
 @dataclass(frozen=True, eq=False)
@@ -131,12 +135,14 @@ def moe(
     how = _rows_of(rows, first.weight)
     if isinstance(second.alpha, tuple):
         raise TypeError("w2.alpha is a tuple; the second product has one factor per expert")
-    return moe_of_parts(
-        x, topk_ids, topk_weights, first.weight, second.weight, activations=how.format, activation=act.function, limit=act.limit,
+    run = lambda x, ids, weights, shared, capacity: moe_of_parts(
+        x, ids, weights, first.weight, second.weight, activations=how.format, activation=act.function, limit=act.limit,
         weight_layout=first.layout, input_scale=how.input_scale, hidden_scale=how.hidden_scale, alpha13=first.alpha,
         alpha2=second.alpha, bias13=first.bias, bias2=second.bias, shared=shared, first_expert=ranks.first_expert,
-        group=ranks.group, placement=ranks.placement, capacity=ranks.capacity, parallel=ranks.divide, backend=backend,
+        group=ranks.group, placement=ranks.placement, capacity=capacity, parallel=ranks.divide, backend=backend,
     )  # fmt: skip
+    given = (x, topk_ids, topk_weights, shared, ranks.capacity)
+    return moe_of_weighted_tokens(run, *given) if how.weight_on_input else run(*given)
 
 
 def _rows_of(rows: Rows | str, weight: Weights) -> Rows:

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from nvfp4_cute import env
+from nvfp4_cute.activation import SILU, Activation
 from nvfp4_cute.models.inspect import Kind
 from nvfp4_cute.models.vllm import NAME
 from nvfp4_cute.models.vllm.taken import refusal
@@ -85,7 +86,9 @@ def who_serves(config: dict[str, Any], state: str) -> str:
     return "this package" if state.startswith("active") else f"not this package, which would take it: {state}"
 
 
-def kernels_by_rows(kind: Kind, target: str, rows: Iterable[int] = ROWS) -> dict[str, list[str]]:
+def kernels_by_rows(
+    kind: Kind, target: str, rows: Iterable[int] = ROWS, activation: Activation = SILU
+) -> dict[str, list[str]]:
     """Returns the names of the kernels of a kind of layers on a GPU, each set with the numbers of rows that use it.
 
     W4A4 layers use the vLLM plug-in's default activations. Nothing is compiled.
@@ -94,9 +97,10 @@ def kernels_by_rows(kind: Kind, target: str, rows: Iterable[int] = ROWS) -> dict
         kind: layers with NVFP4 weights.
         target: a name in the table of GPUs, or an architecture.
         rows: numbers of activation rows, or of tokens of experts.
+        activation: activation of experts.
     """
     backend = f"emulator:{target}"
-    call = _experts_call(kind, backend, TOP_K) if kind.is_experts else _linear_call(kind, backend)
+    call = _experts_call(kind, backend, TOP_K, activation) if kind.is_experts else _linear_call(kind, backend)
     found: dict[str, list[str]] = {}
     for n in rows:
         names = [key.to_name() for key in kernels_of(call, [n])]
@@ -105,13 +109,17 @@ def kernels_by_rows(kind: Kind, target: str, rows: Iterable[int] = ROWS) -> dict
 
 
 def checkpoint_kernels(
-    kinds: Iterable[Kind], target: str, top_k: int = TOP_K, max_rows: int = MAX_ROWS
+    kinds: Iterable[Kind],
+    target: str,
+    top_k: int = TOP_K,
+    max_rows: int = MAX_ROWS,
+    activation: Activation = SILU,
 ) -> list[Any]:
     """Returns the keys of all kernels for a checkpoint's layers on a GPU, both separate and merged as engines merge them.
 
     Args:
         kinds: kinds of an inspection; those without NVFP4 weights are ignored.
-        target: see ``kernels_by_rows``.
+        target, activation: see ``kernels_by_rows``.
         top_k: experts per token.
         max_rows: largest number of rows, or tokens, per call.
     """
@@ -121,7 +129,7 @@ def checkpoint_kernels(
         if kind.is_experts:
             experts = kind.sizes[0]
             rows = tokens_of(experts, min(top_k, experts), max_rows)
-            found = kernels_of(_experts_call(kind, backend, top_k), rows)
+            found = kernels_of(_experts_call(kind, backend, top_k, activation), rows)
         else:
             found = kernels_of(_linear_call(kind, backend), representative_rows(max_rows))
         keys |= dict.fromkeys(found)
@@ -153,7 +161,7 @@ def _linear_call(kind: Kind, backend: str) -> Callable[[int], Any]:
     return lambda rows: layer(torch.empty(rows, k, dtype=torch.bfloat16))
 
 
-def _experts_call(kind: Kind, backend: str, top_k: int) -> Callable[[int], Any]:
+def _experts_call(kind: Kind, backend: str, top_k: int, activation: Activation) -> Callable[[int], Any]:
     assert kind.scheme is not None
     experts, n, k = kind.sizes
     width = next(iter(kind.k_sizes - {k}), k)
@@ -161,7 +169,7 @@ def _experts_call(kind: Kind, backend: str, top_k: int) -> Callable[[int], Any]:
     scale = None if is_w4a16 else SCALE
     layer = MoENVFP4(
         experts, k, width, activations="16bit" if is_w4a16 else "nvfp4", input_scale=scale, hidden_scale=scale,
-        weight_layout="none" if n == width else "concatenated", backend=backend,
+        weight_layout="none" if n == width else "concatenated", activation=activation, backend=backend,
     )  # fmt: skip
     chosen = experts_by_rows(layer, (torch.ones(2, experts), torch.ones(experts)))
 

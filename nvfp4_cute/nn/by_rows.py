@@ -116,8 +116,8 @@ def sharing(layer: MoENVFP4, weight_scales: tuple[torch.Tensor, torch.Tensor]) -
     """Makes experts with 16-bit activations that share the weights of ``layer``."""
     made = MoENVFP4(
         layer.num_experts, layer.hidden_size, layer.intermediate_size, activations="16bit", activation=layer.activation,
-        limit=layer.limit, weight_layout=layer.weight_layout, first_expert=layer.first_expert, device="meta",
-        backend=layer.backend,
+        limit=layer.limit, weight_layout=layer.weight_layout, weight_on_input=layer.weight_on_input,
+        first_expert=layer.first_expert, device="meta", backend=layer.backend,
     )  # fmt: skip
     for name in ("w13", "w13_scale", "w2", "w2_scale", "bias13", "bias2"):
         made._buffers[name] = layer._buffers[name]

@@ -10,6 +10,7 @@ from nvfp4_cute import backends, private_api
 from nvfp4_cute.activation import SILU, Activation, activation_of
 from nvfp4_cute.errors import UnsupportedProblem
 from nvfp4_cute.experts.checks import check_expert_weights, check_first_expert, check_row_scales, kernel_ids
+from nvfp4_cute.experts.input_weights import moe_of_weighted_tokens
 from nvfp4_cute.experts.layer import Parallel, check_division, moe
 from nvfp4_cute.experts.placement import Placement
 from nvfp4_cute.experts.products import LAYOUTS, Activations, ExpertLayout
@@ -103,6 +104,7 @@ class MoE(NamesFormats):
         activation: an ``Activation`` or its name.
         limit: its limit, for an activation given by name.
         weight_layout: see ``moe``.
+        weight_on_input: see :class:`nvfp4_cute.Rows`.
         input_scale, hidden_scale: calibrated global scales of x and of the hidden activations: a number, or one per expert;
             None for 1. Only NVFP4 activations have them.
         bias: whether there are biases.
@@ -179,6 +181,7 @@ class MoE(NamesFormats):
         activation: Activation | str = SILU,
         limit: float | None = None,
         weight_layout: ExpertLayout = "concatenated",
+        weight_on_input: bool = False,
         input_scale: Any = None,
         hidden_scale: Any = None,
         bias: bool = False,
@@ -225,6 +228,7 @@ class MoE(NamesFormats):
         )
         self.activations = activations
         self.activation, self.limit, self.weight_layout = act.function, act.limit, weight_layout
+        self.weight_on_input = weight_on_input
         self.formats = formats
         self.first_expert, self.backend = first_expert, backend
         self.parallel = parallel
@@ -421,13 +425,15 @@ class MoE(NamesFormats):
             )
             for name, format in zip(("w13", "w2"), self.formats, strict=True)
         )  # fmt: skip
-        y = moe(
-            rows, ids, weights, w13, w2, activations=self.activations, activation=self.activation, limit=self.limit,
+        run = lambda x, ids, weights, shared, capacity: moe(
+            x, ids, weights, w13, w2, activations=self.activations, activation=self.activation, limit=self.limit,
             weight_layout=self.weight_layout, input_scale=held["input_scale"], hidden_scale=held["hidden_scale"],
             alpha13=self._alphas(held["alpha13"]), alpha2=held["alpha2"], bias13=held["bias13"], bias2=held["bias2"],
             shared=shared, first_expert=self.first_expert, group=self.process_group, placement=self.placement,
-            capacity=self.capacity, parallel=self.parallel, backend=self.backend,
+            capacity=capacity, parallel=self.parallel, backend=self.backend,
         )  # fmt: skip
+        given = (rows, ids, weights, shared, self.capacity)
+        y = moe_of_weighted_tokens(run, *given) if self.weight_on_input else run(*given)
         return y.view(x.shape)
 
     def prepare(

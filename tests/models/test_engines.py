@@ -1,5 +1,7 @@
 """doctor's report on engines and on a checkpoint."""
 
+import json
+import shutil
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -89,8 +91,14 @@ def test_all_kernels_of_a_checkpoint():
 def test_compile_verb_takes_a_checkpoint(tmp_path, monkeypatch):
     from nvfp4_cute.cli import compile as ahead
 
-    asked = []
+    folder, asked = shutil.copytree(MOE, tmp_path / "situ"), []
+    config = json.loads((folder / "config.json").read_text()) | {
+        "hidden_act": "situ",
+        "activation_situ_beta": 4.0,
+    }
+    (folder / "config.json").write_text(json.dumps(config))
     monkeypatch.setattr(engines, "MAX_ROWS", 4)
     monkeypatch.setattr(ahead, "compile_all", lambda keys, *_: asked.extend(keys) or 0)
-    assert cli.main(["compile", "--model", str(MOE), "--arch", "sm_90a", "--out", str(tmp_path)]) == 0
+    assert cli.main(["compile", "--model", str(folder), "--arch", "sm_90a", "--out", str(tmp_path)]) == 0
     assert len(asked) > 4 and {key.arch for key in asked} == {"sm_90a"}
+    assert {getattr(key, "activation", None) for key in asked} >= {"situ(beta=4.0)"}

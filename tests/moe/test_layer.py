@@ -32,6 +32,26 @@ def test_one_small_layer():
     check(some_layer(5, 2, 4, 64, 128))
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("arch", "rows"),
+    [
+        ("sm_80", "16bit"),
+        ("sm_90a", "nvfp4"),
+        ("sm_90a", "16bit"),
+        ("sm_100a", "nvfp4"),
+        ("sm_120a", "nvfp4"),
+    ],
+)
+def test_the_most_experts_and_choices(arch, rows):
+    """1,024 experts and 32 per token, in the order of rows, products and sum."""
+    layer = some_layer(3, 32, 1024, 32, 32, used=3, activations=rows)
+    got, want = (
+        moe(*layer.arguments(), **layer.options, backend=b) for b in (f"emulator:{arch}", "reference")
+    )
+    assert_bitwise_equal(got, want)
+
+
 def drawn(seed, layouts=("concatenated", "concatenated", "interleaved", "none")):
     """Draws a random layer that is small enough for the emulator: few experts have rows, whatever the number of experts is."""
     dice = random.Random(seed)

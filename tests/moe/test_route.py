@@ -63,6 +63,13 @@ def test_modes(mode):
     check(some(9, 40, 2, ties=True), 5, mode=mode, num_groups=4, topk_groups=2)
 
 
+def test_the_most_experts_and_choices():
+    """1,024 experts and 32 per token, which are all that the largest scores can be."""
+    x = some(3, 1024)
+    ids, _ = check(x, 32)
+    assert torch.equal(ids.long(), x.topk(32).indices)
+
+
 def test_equal_scores_go_to_the_lowest_ids():
     ids, weights = check(torch.zeros(3, 70), 4)
     assert ids.tolist() == [[0, 1, 2, 3]] * 3 and weights.tolist() == [[0.25] * 4] * 3

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 import nvfp4_cute
-from nvfp4_cute import BlockScaledTensor, MoE, MoENVFP4, UnsupportedProblem, quantize, route
+from nvfp4_cute import BlockScaledTensor, MoE, MoENVFP4, Rows, UnsupportedProblem, quantize, route
 from nvfp4_cute.experts.layer import moe
 from nvfp4_cute.experts.weights import ExpertWeights
 from nvfp4_cute.formats.block_format import INT8, MXFP4, MXFP8_E4M3, NVFP4, FP8_128x128, int4_format
@@ -133,6 +133,26 @@ def test_without_a_gate():
     first = layer(x[:1], ids[:1, :1].contiguous(), torch.ones(1, 1))
     want = down[e].float() @ (up[e].float() @ x[0].float()).relu().square()
     assert (first[0].float() - want).norm() < 0.3 * want.norm()
+
+
+@pytest.mark.parametrize("top_k", [1, 2])
+def test_router_weights_on_the_input(top_k):
+    """Each expert sees its own product of weight and token, rounded once; results are added in float32."""
+    w13, w2 = (quantize(w) for w in experts())
+    x, ids, weights = batch()
+    ids, weights = ids[:, :top_k].contiguous(), weights[:, :top_k].contiguous()
+    layer = MoE.from_quantized(w13, w2, weight_on_input=True)
+    plain = MoE.from_quantized(w13, w2)
+    rows = [x * weights[:, k : k + 1].bfloat16() for k in range(top_k)]
+    each = [plain(r, ids[:, k : k + 1].contiguous(), torch.ones(T, 1)).float() for k, r in enumerate(rows)]
+    want = sum(each[1:], each[0])
+    assert torch.equal(layer(x, ids, weights), want.bfloat16())
+    assert not torch.equal(layer(x, ids, weights), plain(x, ids, weights))
+    how = Rows("nvfp4", weight_on_input=True)
+    got = nvfp4_cute.moe(x, ids, weights, w13, w2, rows=how, shared=x)
+    assert torch.equal(got, (want + x).bfloat16())
+    with pytest.raises(ValueError, match="weights is"):
+        layer(x, ids, weights.double())
 
 
 FORMATS_AND_ROWS = [

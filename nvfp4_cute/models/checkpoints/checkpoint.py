@@ -25,6 +25,7 @@ from nvfp4_cute.models.checkpoints.convention import (
     Convention,
     object_of,
 )
+from nvfp4_cute.models.checkpoints.experts_config import ExpertsConfig
 from nvfp4_cute.models.checkpoints.folders import way_out
 from nvfp4_cute.models.checkpoints.json_files import read_object
 from nvfp4_cute.models.checkpoints.names import (
@@ -125,6 +126,11 @@ class Checkpoint:
             self._sort(self.convention)
 
     # ---- contents --------------------------------------------------------------------------------------------
+
+    @property
+    def experts_config(self) -> ExpertsConfig:
+        """What config.json says about layers of experts. Raises CheckpointError for an activation that no kernel computes."""
+        return ExpertsConfig.of(self.config)
 
     def linear_named(self, name: str) -> str | None:
         """Returns the prefix of the layer that a module with this name computes, in any spelling; None if it is not quantized."""
