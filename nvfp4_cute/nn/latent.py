@@ -9,8 +9,8 @@ class LatentMoE(torch.nn.Module):
     """Computes ``up(norm(experts(down(x), ids, weights))) + shared``, as Nemotron-3 Super and Ultra and Kimi-K3 do.
 
         >>> experts = MoE.from_experts(torch.randn(4, 64, 32), torch.randn(4, 32, 64), weight_layout="none", activation="relu2")
-        >>> layer = LatentMoE(torch.nn.Linear(128, 32), experts, torch.nn.Linear(32, 128)).bfloat16()
-        >>> layer(torch.randn(3, 128).bfloat16(), *route(torch.randn(3, 4), 2)).shape
+        >>> down, up = QuantizedLinear(128, 32, False), QuantizedLinear(32, 128, False)
+        >>> LatentMoE(down, experts, up)(torch.randn(3, 128).bfloat16(), *route(torch.randn(3, 4), 2)).shape
         torch.Size([3, 128])
 
     The router and shared experts read ``x`` itself. Nemotron-3 calls the projections ``fc1_latent_proj`` and ``fc2_latent_proj``;
