@@ -25,7 +25,7 @@ H100 = {
 
 
 def chosen(arch, m, n, k, **options):
-    return dequantizes_first(arch, SMS[arch], ((m, n, k),), **options)
+    return dequantizes_first(arch, SMS[arch], m, n, k, **options)
 
 
 def test_modelled_times_are_those_of_an_h200():
@@ -36,7 +36,7 @@ def test_modelled_times_are_those_of_an_h200():
         if us is None:
             continue
         errors.append(dequantized.estimate_us((size,), "sm_90a", 132) / us - 1)
-        assert not dequantizes_first("sm_90a", 132, (size,))
+        assert not chosen("sm_90a", *size)
     assert len(errors) == 65
     assert max(map(abs, errors)) < 0.15 and abs(sum(errors)) / len(errors) < 0.02
 
@@ -71,10 +71,9 @@ def test_never_where_warps_use_the_same_units_as_torch(arch):
 
 
 def test_experts_from_about_80_rows_each_on_a_b200():
-    sizes = lambda rows: ((rows, 1536, 2048),) * 128
-    how = {"is_ragged": True, "b_format": NVFP4}
-    assert not dequantizes_first("sm_100a", 148, sizes(32), 1, **how)
-    assert dequantizes_first("sm_100a", 148, sizes(128), 1, **how)
+    how = {"groups": 128, "is_ragged": True, "b_format": NVFP4}
+    assert not chosen("sm_100a", 32 * 128, 1536, 2048, **how)
+    assert chosen("sm_100a", 128 * 128, 1536, 2048, **how)
 
 
 def test_limits():

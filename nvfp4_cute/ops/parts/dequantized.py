@@ -15,6 +15,7 @@ Weights are dequantized in one of two ways:
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from typing import Any
 
 import torch
@@ -31,7 +32,6 @@ from nvfp4_cute.operands.rules import ACTIVATION_DTYPES
 from nvfp4_cute.ops.dequantize import dequantize
 from nvfp4_cute.planning.arch import dequantizes_first
 from nvfp4_cute.planning.arch.dequantized import LEAST_ROWS
-from nvfp4_cute.planning.rows import rounded_rows
 
 # Architectures whose ``torch._grouped_mm`` reads the sizes of groups on the device, and torch's first release that does.
 # On others it copies them to the host, which a CUDA graph cannot capture.
@@ -57,8 +57,7 @@ def is_for_gemm(a: Any, b: Any, b_format: BlockFormat, out_dtype: Any, backend: 
         return False
     (m, k), batches = a.shape[:2], a.shape[2] if a.ndim > 2 else 1
     gpu = backends.gpu_of(backend, a.device)
-    sizes = ((rounded_rows(m), len(b), k),) * batches
-    return dequantizes_first(gpu.arch, gpu.num_sms, sizes, num_b, False, b_format)
+    return dequantizes_first(gpu.arch, gpu.num_sms, m, len(b), k, batches, num_b, False, b_format)
 
 
 def is_for_groups(a: Any, b: Any, b_format: BlockFormat, alpha: Any, out_dtype: Any, backend: str) -> bool:
@@ -77,12 +76,15 @@ def is_for_groups(a: Any, b: Any, b_format: BlockFormat, alpha: Any, out_dtype: 
     if _is_by_torch(b_format) or (alpha is not None and not b_format.has_global_scale):
         return False
     gpu = backends.gpu_of(backend, a.device)
-    first = GROUPED_MM.get(gpu.arch)
-    if first is None or torch.__version__ < TorchVersion(first) or k % GROUPED_STEP or n % GROUPED_STEP:
+    if k % GROUPED_STEP or n % GROUPED_STEP or not _has_grouped_mm(gpu.arch):
         return False
-    mean, over = divmod(rounded_rows(rows), groups)
-    sizes = ((mean + 1, n, k),) * over + ((mean, n, k),) * (groups - over)
-    return dequantizes_first(gpu.arch, gpu.num_sms, sizes, 1, True, b_format)
+    return dequantizes_first(gpu.arch, gpu.num_sms, rows, n, k, groups, 1, True, b_format)
+
+
+@cache
+def _has_grouped_mm(arch: str) -> bool:
+    """Returns whether torch's grouped product reads the sizes of groups on the device."""
+    return arch in GROUPED_MM and torch.__version__ >= TorchVersion(GROUPED_MM[arch])
 
 
 def _may_be(a: torch.Tensor, b: torch.Tensor, b_format: BlockFormat, backend: str) -> bool:

@@ -27,6 +27,7 @@ from nvfp4_cute.planning.arch import (
 from nvfp4_cute.planning.arch.base import Family, Mma, WeightOnlyFamily, in_order
 from nvfp4_cute.planning.arch.simt import w4a16_us
 from nvfp4_cute.planning.config import KernelConfig
+from nvfp4_cute.planning.rows import rounded_rows
 from nvfp4_cute.problem import GroupedProblem
 
 FAMILIES: tuple[Family, ...] = (sm90, sm90_fp8, sm90_fp8_tokens, sm100, sm103, sm100_fp8, sm100_int8, sm120)
@@ -206,19 +207,36 @@ def weight_only_us(
 def dequantizes_first(
     arch: str,
     num_sms: int,
-    sizes: tuple[tuple[int, int, int], ...],
+    m: int,
+    n: int,
+    k: int,
+    groups: int = 1,
     num_b: int = 1,
     is_ragged: bool = False,
     b_format: BlockFormat = NVFP4,
 ) -> bool:
     """Returns whether dequantizing the weights, then torch's product, is faster than every weight-only kernel.
 
-    See ``WeightOnlyFamily.choose``. Raises UnsupportedTarget if ``arch`` has no kernel.
+    Args:
+        arch, num_sms: the GPU.
+        m: rows of each group; of all groups together if they are ragged.
+        n, k: extents of the weights.
+        groups: number of groups or batches.
+        num_b, is_ragged, b_format: see ``WeightOnlyFamily.choose``.
+
+    Raises UnsupportedTarget if ``arch`` has no kernel.
     """
+    sizes = of_groups(rounded_rows(m), n, k, groups) if is_ragged else ((rounded_rows(m), n, k),) * groups
     if not dequantized.suits(sizes, num_b):
         return False
     us = grouped_weight_only_us(arch, sizes, num_sms, num_b, is_ragged, b_format)
     return dequantized.estimate_us(sizes, arch, num_sms, num_b, is_ragged, b_format) < us
+
+
+def of_groups(rows: int, n: int, k: int, groups: int) -> tuple[tuple[int, int, int], ...]:
+    """Returns (m, n, k) of ragged groups that share rows evenly."""
+    mean, over = divmod(rows, groups)
+    return ((mean + 1, n, k),) * over + ((mean, n, k),) * (groups - over)
 
 
 def oldest_dsl(arch: str) -> tuple[int, int]:

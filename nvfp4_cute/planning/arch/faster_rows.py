@@ -6,7 +6,7 @@ Both times come from the cost models of the kernels. Activations of 16 bits are 
 from functools import lru_cache
 
 from nvfp4_cute.formats.block_format import NVFP4
-from nvfp4_cute.planning.arch import grouped_weight_only_us, sm90, weight_only_us
+from nvfp4_cute.planning.arch import grouped_weight_only_us, of_groups, sm90, weight_only_us
 from nvfp4_cute.planning.arch.base import PACES
 from nvfp4_cute.planning.rows import rounded_rows
 from nvfp4_cute.problem import GroupedProblem
@@ -55,10 +55,9 @@ def experts_keep_16_bits(
     """
     if not has_choice(arch) or not rows:
         return False
-    mean, over = divmod(rounded_rows(rows), experts)
     exact = quantized = 0.0
     for n, k, num_b in ((width, hidden, 1 + is_gated), (hidden, width, 1)):
-        sizes = ((mean + 1, n, k),) * over + ((mean, n, k),) * (experts - over)
+        sizes = of_groups(rounded_rows(rows), n, k, experts)
         exact += grouped_weight_only_us(arch, sizes, num_sms, num_b, True)
         problem = GroupedProblem(sizes, "ragged", activation="silu" if num_b == 2 else None)
         quantized += QUANTIZING_US + sm90.estimate_us(problem, num_sms)
