@@ -23,6 +23,7 @@ from nvfp4_cute.compile.keys import KernelKey
 from nvfp4_cute.compile.weight_only_keys import WeightOnlyKey
 from nvfp4_cute.launch_table import NUM_COLUMNS, Group, Header
 from nvfp4_cute.planning.arch import family_of
+from nvfp4_cute.planning.arch import has_counters as formats_have_counters
 from nvfp4_cute.planning.arch.warp_mma import COUNTER_BYTES
 
 # Largest number of captures whose counters are cleared once. Later captures clear theirs in every launch of their graph.
@@ -96,7 +97,10 @@ _in_use: dict[tuple[int | None, int, int, bool], Workspace] = {}
 
 def has_counters(kernel: CompiledKernel) -> bool:
     """Returns whether launches of a kernel need counters."""
-    return isinstance(kernel.key, WeightOnlyKey)
+    key = kernel.key
+    return isinstance(key, WeightOnlyKey) or (
+        isinstance(key, KernelKey) and formats_have_counters((key.a_format, key.b_format))
+    )
 
 
 def needed_bytes(kernel: CompiledKernel, table: np.ndarray) -> int:

@@ -122,8 +122,8 @@ class Decoding:
 
     @property
     def row_bytes(self) -> int:
-        """Bytes of a row of a K tile."""
-        return tile_row_bytes(self.format)
+        """Bytes of a row that one TMA copy loads: a K tile, with FP8 tokens a stage."""
+        return self.format.row_bytes(2 * self.slab_k) if self.has_fp8_tokens else tile_row_bytes(self.format)
 
     @property
     def slabs_of_load(self) -> int:

@@ -27,7 +27,6 @@ import cutlass.cute as cute
 from cutlass import BFloat16, Float16, Int64, Uint8
 
 from nvfp4_cute.launch_table import NUM_COLUMNS, Header
-from nvfp4_cute.planning.arch.sm90 import TILE_K
 from nvfp4_cute.planning.arch.sm90_weight_only import (
     ctas_per_sm,
     leaves_tokens_out,
@@ -69,6 +68,8 @@ class WeightOnlyGemmSm90(GroupedGemmVariant):
         super().__init__(**options)
         b_format = self.formats[1]
         self.decoding = Decoding(b_format, self.is_bf16, slab_k(self.config, b_format))
+        # Values of a row of weights per TMA copy.
+        self.box_k = b_format.elements(self.decoding.row_bytes)
         self.kind = OutputKind(self.out_dtype, False, self.activation, self.weight_layout)
         self.schedule = WarpSchedule.of_weight_only(ctas_per_sm(self.config))
         self.smem = smem_plan(self.config, self.kind.num_b, self.formats[1])
@@ -86,8 +87,7 @@ class WeightOnlyGemmSm90(GroupedGemmVariant):
         rows = range(1, 1 + self.num_groups)
         weights, (tokens,) = read_operands(values, rows, self.kind.num_b, self.config.swap_ab)
         groups = read_groups(values, rows, self.form, self.config.work_tile_mnk[0])
-        # One TMA copy covers one K tile of 128 values.
-        cta_tile = (*self.config.cta_tile_shape_mnk[:2], TILE_K)
+        cta_tile = (*self.config.cta_tile_shape_mnk[:2], self.box_k)
         boxes = make_boxes(replace(self.config, cta_tile_shape_mnk=cta_tile), (self.decoding.format,) * 2)
         dtype = Uint8 if self.decoding.has_fp8_tokens else BFloat16 if self.decoding.is_bf16 else Float16
         row = self.decoding.row_k, token_box(self.config), PITCH_BYTES // token_bytes(self.decoding.format)
@@ -205,7 +205,8 @@ class WeightOnlyGemmSm90(GroupedGemmVariant):
             cute.arch.setmaxregister_decrease(schedule.other_registers)
             atom_tiles = tiles_of_sf_atom(self.decoding.format)
             has_slabs = self.decoding.format.order == "slabs"
-            row = self.decoding.row_bytes, self.decoding.row_k
+            boxes = config.work_tile_mnk[2] // self.box_k
+            row = self.decoding.row_bytes, boxes, self.decoding.row_k
             extents = (self.decoding.atoms, atom_tiles, *row, has_slabs)
             load = LoadArgs(descriptors, weights, scales, tokens, plan, config, tiles, ring, *extents)
             if warp_idx == schedule.first_load_warp_id:

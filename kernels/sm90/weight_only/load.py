@@ -34,7 +34,8 @@ class LoadArgs:
             ``scales`` is None where scales multiply sums: MATH reads those from global memory.
         ring: full: one arrival and the bytes of each warp.
         sf_atoms, sf_tiles: scale atoms per K tile, and K tiles per atom; one of them is 1.
-        k_extent: extent of a K tile in the tensor maps of weights, in map elements.
+        k_extent: bytes of a row of weights in a box, a K tile or a stage.
+        boxes: boxes of each weight operand per stage.
         row_k: values of a token in 128 bytes.
         has_slabs: whether weights are in slabs of eight rows.
     """
@@ -50,6 +51,7 @@ class LoadArgs:
     sf_atoms: int
     sf_tiles: int
     k_extent: int
+    boxes: int
     row_k: int
     has_slabs: bool
 
@@ -68,7 +70,7 @@ def run_load_weights(args: LoadArgs):
     """Loads the weights of every stage as soon as it is empty."""
     tiles, config, smem = args.tiles, args.config, args.smem
     k_tiles, count = config.work_tile_mnk[2] // TILE_K, smem.num_b
-    data_bytes, scale_bytes = smem.b_stage_bytes // k_tiles, smem.sfb_stage_bytes // k_tiles
+    data_bytes, scale_bytes = smem.b_stage_bytes // args.boxes, smem.sfb_stage_bytes // k_tiles
     stage, phase = Int32(0), Int32(PRODUCER_PHASE)
     place = tiles.first()
     while tiles.has_tile(place):
@@ -84,14 +86,16 @@ def run_load_weights(args: LoadArgs):
             full = args.ring.full(stage)
             with cute.arch.elect_one():
                 cute.arch.mbarrier_arrive_and_expect_tx(full, smem.weight_bytes)
-                for box_idx in cutlass.range_constexpr(k_tiles * count):
-                    k_tile, i = index * k_tiles + box_idx // count, box_idx % count
-                    at = (stage * k_tiles * count + box_idx) * data_bytes + args.weights
-                    where = (k_tile * args.k_extent, row, batch)
+                for box_idx in cutlass.range_constexpr(args.boxes * count):
+                    box, i = index * args.boxes + box_idx // count, box_idx % count
+                    at = (stage * args.boxes * count + box_idx) * data_bytes + args.weights
+                    where = (box * args.k_extent, row, batch)
                     if cutlass.const_expr(args.has_slabs):
-                        where = slabs_coordinates(k_tile, row, batch)
+                        where = slabs_coordinates(box, row, batch)
                     tma_load(at, data_maps[i], where, full.toint(), EVICT_FIRST, 1)
-                    if cutlass.const_expr(scale_bytes > 0):
+                if cutlass.const_expr(scale_bytes > 0):
+                    for box_idx in cutlass.range_constexpr(k_tiles * count):
+                        k_tile, i = index * k_tiles + box_idx // count, box_idx % count
                         at = (stage * k_tiles * count + box_idx) * scale_bytes + args.scales
                         where = (0, k_tile // args.sf_tiles * args.sf_atoms, block, batch)
                         tma_load(at, scale_maps[i], where, full.toint(), EVICT_FIRST, 1)

@@ -35,7 +35,7 @@ from ..epilogue import store_tile
 from ..fixup import Fixup, send
 from ..math import LANE_ROWS, add_others, after_reads, finish_tile
 from ..opaque import opaque
-from ..operands import SF_ATOM_BYTES, tokens_multiplied
+from ..operands import SF_ATOM_BYTES, tile_row_bytes, tokens_multiplied
 from ..scheduler import ScheduledTiles
 from ..tile_walk import TilePart, WalkedTiles
 from ..warp_schedule import WarpSchedule
@@ -298,7 +298,12 @@ def _load_weights(
     smem, decoding = args.smem, args.decoding
     k_tile = slab // decoding.slabs
     data_bytes, scale_bytes = smem.num_b * smem.b_stage_bytes, smem.num_b * smem.sfb_stage_bytes
-    data = rows.data + stage * data_bytes + k_tile * (data_bytes // args.k_tiles)
+    data = rows.data + stage * data_bytes
+    if cutlass.const_expr(decoding.has_fp8_tokens):
+        # Units of a K tile within a row. XOR is enough because stages start at whole swizzle spans.
+        data = data ^ (k_tile * tile_row_bytes(decoding.format))
+    else:
+        data = data + k_tile * (data_bytes // args.k_tiles)
     if cutlass.const_expr(decoding.atoms > 0):
         scale = rows.scale + stage * scale_bytes + k_tile * (scale_bytes // args.k_tiles)
     if cutlass.const_expr(decoding.promotes and decoding.has_scales_of_sums and slab == 0):

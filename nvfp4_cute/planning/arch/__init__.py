@@ -239,6 +239,11 @@ def of_groups(rows: int, n: int, k: int, groups: int) -> tuple[tuple[int, int, i
     return ((mean + 1, n, k),) * over + ((mean, n, k),) * (groups - over)
 
 
+def has_counters(formats: Formats) -> bool:
+    """Returns whether kernels that multiply these formats have counters in memory (``launch.workspace``)."""
+    return formats == sm90_fp8_tokens.PAIR
+
+
 def oldest_dsl(arch: str) -> tuple[int, int]:
     """Returns the oldest minor version of CuTe DSL that compiles the GEMMs of ``arch``.
 

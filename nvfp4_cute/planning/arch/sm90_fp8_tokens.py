@@ -3,35 +3,41 @@
 Configs, limits and the model of a launch are those of :mod:`.sm90_weight_only` for weights in MXFP4_FP8.
 """
 
+import numpy as np
+
 from nvfp4_cute.formats.block_format import MXFP4_FP8, BlockFormat, Formats, FP8_1xK
 from nvfp4_cute.planning.arch import fp8, sm90, sm90_weight_only
 from nvfp4_cute.planning.arch.base import (
     Mma,
     allowed,
-    foreign_option_reason,
     never_in_turns,
     no_estimates,
-    no_work_reason,
-    no_workspace_bytes,
 )
 from nvfp4_cute.planning.arch.sm90_weight_only import KERNEL, WeightOnlySmem, ctas_per_sm
 from nvfp4_cute.planning.config import KernelConfig
-from nvfp4_cute.problem import Form, GroupedProblem
+from nvfp4_cute.problem import INT32_MAX, Form, GroupedProblem
 
 __all__ = ["KERNEL", "ctas_per_sm"]
 
 ARCHS = ("sm_90a",)
-OPTIONS = ("multicast_n",)
+OPTIONS = ("multicast_n", "stream_k")
 PAIR: Formats = (FP8_1xK, MXFP4_FP8)
 MMA = {PAIR: Mma("e4m3", 32)}
 OUT_M_MAJOR, HAS_CHAINS, HAS_EARLY_WEIGHTS, TO_AND_FRO = False, False, False, True
 DEFAULT_CONFIG = sm90_weight_only.DEFAULT_CONFIG
-CANDIDATES = sm90_weight_only.candidates(1, MXFP4_FP8)
-DUAL_CANDIDATES = sm90_weight_only.candidates(2, MXFP4_FP8)
+CANDIDATES, DUAL_CANDIDATES = (
+    sm90_weight_only.candidates(num_b, MXFP4_FP8) + sm90_weight_only.stream_candidates(num_b, MXFP4_FP8)
+    for num_b in (1, 2)
+)
 prefetches_in_turns, estimates = never_in_turns, no_estimates
-work_reason, workspace_bytes = no_work_reason, no_workspace_bytes
+work_reason = sm90.work_reason
 interleave_reason, resident_clusters = sm90.interleave_reason, sm90.resident_clusters
 quantized_reason = fp8.no_quantized_reason
+
+
+def workspace_bytes(config: KernelConfig, rows: np.ndarray, k: np.ndarray, num_cta: int) -> int:
+    """Returns the bytes of the sums that stream-K hands over; 0 without stream-K. Its flags are counters."""
+    return sm90_weight_only.workspace_bytes(config, num_cta)
 
 
 def smem_plan(config: KernelConfig, num_b: int = 1, formats: Formats = PAIR) -> WeightOnlySmem:
@@ -46,9 +52,6 @@ def resolve(config: KernelConfig, num_b: int = 1, formats: Formats = PAIR) -> Ke
 
 def unsupported_reason(config: KernelConfig, num_b: int = 1, formats: Formats = PAIR) -> str | None:
     """Returns why the kernel cannot be built with ``config``, with the nearest legal value; None if it can."""
-    options = foreign_option_reason(config, OPTIONS)
-    if options is not None:
-        return options
     return sm90_weight_only.unsupported_reason(config, num_b, formats[1])
 
 
@@ -72,5 +75,6 @@ def choose(problem: GroupedProblem, num_sms: int) -> KernelConfig:
     )
     if not any(min(size) > 0 for size in problem.sizes):
         return tried[0]
+    tried = [c for c in tried if not c.stream_k or sm90.stream_work(problem.sizes, c) <= INT32_MAX // 2]
     how = num_sms, problem.num_b, problem.form == "ragged", MXFP4_FP8
     return min(tried, key=lambda config: sm90_weight_only.estimate_us(problem.sizes, config, *how))

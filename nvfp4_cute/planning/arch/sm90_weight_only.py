@@ -273,11 +273,12 @@ def stream_candidates(num_b: int = 1, b_format: BlockFormat = NVFP4) -> tuple[Ke
     found = (
         replace(
             DEFAULT_CONFIG,
-            cta_tile_shape_mnk=(TILE_WEIGHTS // num_b, tokens, TILE_K),
+            cta_tile_shape_mnk=(TILE_WEIGHTS // num_b, tokens, k),
             multicast_n=multicast,
             stream_k=True,
         )
         for tokens in STREAM_TOKENS
+        for k in (TILES_K if has_fp8_tokens(b_format) else (TILE_K,))
         for multicast in ((1, CTAS_OF_PAIR) if tokens >= LEAST_PAIRED_TOKENS else (1,))
     )
     return tuple(config for config in found if unsupported_reason(config, num_b, b_format) is None)
