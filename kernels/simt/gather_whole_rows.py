@@ -1,28 +1,57 @@
 """Tokens to rows of their experts with one fp32 scale each: each row is quantized once and written for every choice of it.
 
-x (tokens, K) fp16 or bf16; data (rows, K) e4m3 and scales (rows, 1) fp32, bit for bit those of ``formats.quantize``. An earlier
-launch found the order of rows.
+x (tokens, K) fp16 or bf16; data (rows, K) int8 or e4m3 and scales (rows, 1) fp32, bit for bit those of ``formats.quantize``.
 
-Work: a CTA takes a token, as in ``quantize_whole_rows``.
+Work: a CTA takes a token, as in ``quantize_whole_rows``. If there are few choices in total, every warp computes the order of
+rows by itself without an earlier launch, and the warps together write the order for later kernels.
 """
+
+from dataclasses import dataclass
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Int32, Int64
+from cutlass import Int32, Int64, Uint32
 
 from nvfp4_cute.launch_table import GatherQuantize
+from nvfp4_cute.planning.arch.simt import MAX_TOP_K, QUANTIZE_WARPS
 
 from ..common import ptx
 from ..common.global_access import global_scalar, store_word, store_words
+from ..common.launch_record import read_record
+from ..common.shared_access import load_shared, store_shared
+from ..common.versions import SmemAllocator
+from .expert_rows import Ids, Order
 from .quantize_rows import divisor_of
 from .quantize_whole_rows import LANE_VALUES, THREADS, UNROLL, WORD_BYTES, QuantizeWholeRowsKernel
 
 
-class GatherWholeRowsKernel(QuantizeWholeRowsKernel):
-    """One compiled variant. Arguments are those of the base class without ``has_up``."""
+@dataclass(frozen=True)
+class GatherOperands:
+    """Addresses and the byte pitch are Int64, extents Int32."""
 
-    def __init__(self, is_bf16: bool, format, name: str):
+    x: Int64
+    rows: Int64
+    places: Int64
+    offs: Int64
+    slots: Int64
+    data: Int64
+    scale: Int64
+    x_pitch: Int64
+    tokens: Int32
+    k: Int32
+
+
+class GatherWholeRowsKernel(QuantizeWholeRowsKernel):
+    """One compiled variant.
+
+    Args:
+        is_bf16, format, name: see the base class.
+        finds_order: whether the order of rows is computed and written instead of read.
+    """
+
+    def __init__(self, is_bf16: bool, format, finds_order: bool, name: str):
         super().__init__(is_bf16, False, name, format)
+        self.finds_order = finds_order
 
     @cute.jit
     def __call__(self, table: cute.Pointer, stream):
@@ -33,30 +62,51 @@ class GatherWholeRowsKernel(QuantizeWholeRowsKernel):
             stream: CUstream.
         """
         t = cute.make_tensor(table, cute.make_layout(len(GatherQuantize)))
-        units = Int32(t[GatherQuantize.K]) // LANE_VALUES
-        x, pitch = t[GatherQuantize.X], t[GatherQuantize.X_PITCH]
-        rows, data, scale = t[GatherQuantize.ROWS], t[GatherQuantize.DATA], t[GatherQuantize.SCALE]
-        self.kernel.set_name_prefix(self.name)
-        self.kernel(x, pitch, rows, data, scale, units, Int32(t[GatherQuantize.TOP_K])).launch(
-            grid=(Int32(t[GatherQuantize.TOKENS]), 1, 1), block=(THREADS, 1, 1), stream=stream
+        operands = read_record(GatherOperands, GatherQuantize, t)
+        ids = Ids(
+            address=t[GatherQuantize.IDS],
+            id_bytes=Int32(t[GatherQuantize.ID_BYTES]),
+            top_k=Int32(t[GatherQuantize.TOP_K]),
+            first_expert=Int32(t[GatherQuantize.FIRST_EXPERT]),
+            experts=Int32(t[GatherQuantize.EXPERTS]),
         )
+        self.kernel.set_name_prefix(self.name)
+        self.kernel(operands, ids).launch(grid=(operands.tokens, 1, 1), block=(THREADS, 1, 1), stream=stream)
 
     @cute.kernel
-    def kernel(
-        self, x: Int64, pitch: Int64, rows: Int64, data: Int64, scales: Int64, units: Int32, top_k: Int32
-    ):
-        """Finds the scale of the token, then encodes it and stores it to its rows."""
+    def kernel(self, operands: GatherOperands, ids: Ids):
+        """Finds the rows and the scale of the token, then encodes it and stores it to its rows."""
         tidx, token = cute.arch.thread_idx()[0], cute.arch.block_idx()[0]
-        places = [x + token * pitch]
-        scale = self.scale_of_row(places, units)
-        divisor, first = divisor_of(scale), rows + Int64(token * top_k) * WORD_BYTES
-        if tidx < top_k:
-            row = global_scalar(Int32, first + tidx * WORD_BYTES)[0]
-            if row >= 0:
-                store_word(scales + Int64(row) * WORD_BYTES, ptx.bits_of(scale))
+        smem = SmemAllocator()
+        words, rows = (
+            smem.allocate(count * WORD_BYTES, 4 * WORD_BYTES).toint() for count in (QUANTIZE_WARPS, MAX_TOP_K)
+        )
+        row = self.row_of_lane(operands, ids, token)
+        if tidx < ids.top_k:
+            store_shared(rows + tidx * WORD_BYTES, [row.to(Uint32)])
+        units = operands.k // LANE_VALUES
+        places = [operands.x + token * operands.x_pitch]
+        # Its threads meet, so that they also see the rows.
+        scale = self.scale_of_row(places, units, words)
+        if tidx < ids.top_k and row >= 0:
+            store_word(operands.scale + Int64(row) * WORD_BYTES, ptx.bits_of(scale))
+        divisor = divisor_of(scale)
         for unit in cutlass.range(tidx, units, THREADS, unroll=UNROLL):
-            words = self.encoded_unit(places, unit, divisor)
-            for k in cutlass.range(top_k, unroll=1):
-                row = global_scalar(Int32, first + k * WORD_BYTES)[0]
-                if row >= 0:
-                    store_words(data + (Int64(row) * units + unit) * LANE_VALUES, words)
+            encoded = self.encoded_unit(places, unit, divisor)
+            for k in cutlass.range(ids.top_k, unroll=1):
+                target = Int32(load_shared(rows + k * WORD_BYTES, 1)[0])
+                if target >= 0:
+                    store_words(operands.data + (Int64(target) * units + unit) * LANE_VALUES, encoded)
+
+    @cute.jit
+    def row_of_lane(self, operands: GatherOperands, ids: Ids, token: Int32) -> Int32:
+        """Returns the row of choice k in lane k; -1 for none."""
+        lane, warp = cute.arch.lane_idx(), cute.arch.warp_idx()
+        row = Int32(-1)
+        if cutlass.const_expr(self.finds_order):
+            order = Order(operands.rows, operands.places, operands.offs, operands.slots)
+            work, num_work = token * QUANTIZE_WARPS + warp, operands.tokens * QUANTIZE_WARPS
+            row = order.find(ids, operands.tokens * ids.top_k, token, work, num_work, warp == 0).row
+        elif lane < ids.top_k:
+            row = global_scalar(Int32, operands.rows + Int64(token * ids.top_k + lane) * WORD_BYTES)[0]
+        return row

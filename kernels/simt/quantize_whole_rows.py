@@ -71,7 +71,8 @@ class QuantizeWholeRowsKernel:
         if cutlass.const_expr(self.has_up):
             places.append(operands.up + batch * operands.up_batch + in_batch * operands.up_pitch)
         units = operands.k // LANE_VALUES
-        scale = self.scale_of_row(places, units)
+        words = SmemAllocator().allocate(QUANTIZE_WARPS * WORD_BYTES, 4 * WORD_BYTES).toint()
+        scale = self.scale_of_row(places, units, words)
         divisor = divisor_of(scale)
         if tidx == 0:
             store_word(operands.scale + Int64(row) * WORD_BYTES, ptx.bits_of(scale))
@@ -80,9 +81,8 @@ class QuantizeWholeRowsKernel:
             store_words(operands.data + at, self.encoded_unit(places, unit, divisor))
 
     @cute.jit
-    def scale_of_row(self, places: list, units: Int32) -> Float32:
-        """Returns the scale of a row, which all threads of the CTA read."""
-        words = SmemAllocator().allocate(QUANTIZE_WARPS * WORD_BYTES, 4 * WORD_BYTES).toint()
+    def scale_of_row(self, places: list, units: Int32, words: Int32) -> Float32:
+        """Returns the scale of a row, which all threads of the CTA read. words: shared memory, one word per warp."""
         amax = Float32(0.0)
         for unit in cutlass.range(cute.arch.thread_idx()[0], units, THREADS, unroll=UNROLL):
             for value in self.values(places, unit):

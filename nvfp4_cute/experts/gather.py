@@ -157,7 +157,7 @@ def _gather(
     x, ids, num_experts, global_scale, data, scale, first_expert, backend, format=None
 ) -> Permutation:
     """Finds the order of rows, and writes them, quantized if there is a ``format``."""
-    finds_order = ids.numel() <= FEW_SLOTS and (format is None or format.scale_layout == "blocked")
+    finds_order = ids.numel() <= FEW_SLOTS
     if finds_order:
         order = new_order(ids, num_experts)
     else:
@@ -220,7 +220,7 @@ class GatherQuantizeTask(TableTask):
     def key(self, gpu: Gpu) -> GatherQuantizeKey | GatherWholeRowsKey:
         """Returns the key of the gather kernel."""
         if self.format is not None and self.format.scale_layout == "rowmajor":
-            return GatherWholeRowsKey(gpu.arch, self.x.dtype, self.format)
+            return GatherWholeRowsKey(gpu.arch, self.x.dtype, self.format, self.finds_order)
         return GatherQuantizeKey(gpu.arch, self.x.dtype, self.format, self._global_scales, self.finds_order)
 
     @property

@@ -89,14 +89,16 @@ class GatherQuantizeKey(SimtKey):
 
 @dataclass(frozen=True)
 class GatherWholeRowsKey(SimtKey):
-    """Gather to rows with one float32 scale each: input dtype and output format."""
+    """Gather to rows with one float32 scale each: input dtype, output format, and whether it finds the order of rows."""
 
     KERNEL = "gather_whole_rows.GatherWholeRowsKernel"
     dtype: torch.dtype
     format: BlockFormat
+    finds_order: bool
 
     def _name(self) -> str:
-        return f"moe_gather_quantize{_suffix(self.format)}_{self.arch}_{dtype_name(self.dtype)}"
+        order = "_orders" if self.finds_order else ""
+        return f"moe_gather_quantize{_suffix(self.format)}_{self.arch}_{dtype_name(self.dtype)}{order}"
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,10 @@ EMULATED = "emulator:sm_90a"
 FORMATS = {"a_format": nv.FP8_1xK, "b_format": nv.MXFP4_FP8}
 CONFIGS = [
     (config(16, num_cta=2), "random:1"),
-    (config(64, 128, num_cta=3), "lazy"),
+    (config(64, 128, stream_k=True, num_cta=3), "lazy"),
+    pytest.param(config(64, 128, num_cta=3), "lazy", marks=SLOW),
+    pytest.param(config(16, stream_k=True, num_cta=5), "random:4", marks=SLOW),
+    pytest.param(config(128, multicast_n=2, stream_k=True, num_cta=4), "eager", marks=SLOW),
     pytest.param(config(32, multicast_n=2, num_cta=4), "lazy", marks=SLOW),
     pytest.param(config(128, 128, multicast_n=2, num_cta=4), "random:2", marks=SLOW),
     pytest.param(config(24, split_k=2, num_cta=4), "lazy", marks=SLOW),
@@ -116,7 +119,7 @@ def test_registers_and_release(chosen):
 def test_refusals():
     reason = sm90_fp8_tokens.unsupported_reason
     assert "use N tile 128" in reason(config(256)) and "use K tile 128" in reason(config(16, 64))
-    assert "use stream_k=False" in reason(config(16, stream_k=True))
+    assert "use split_k=1" in reason(config(16, stream_k=True, split_k=2))
     weight = mxfp4_of(8, 256)
     with pytest.raises(UnsupportedProblem, match=r"no kernel for fp8_1xk x mxfp4 "):
         nv.gemm(tokens_of(4, 256), weight, backend=EMULATED)

@@ -94,6 +94,7 @@ class Times:
     k_tile_per_token: float = 0.002076
     k_tile_per_tile_token: float = 0.001409
     largest_k_tile: float = 0.1728  # extra if tiles have room for all 256 tokens
+    long_stage: float = 1.0  # relative time in larger tiles with 256 values per stage
     pair_k_tile: float = 0.0327  # relative increase if two CTAs share tokens
     shared_sm: float = 1.972  # slowdown if two CTAs share an SM
     shared_sm_of_32: float = 1.838
@@ -111,11 +112,11 @@ class Times:
 
 
 TIMES = Times()
+FP8_TIMES = Times()
 # Time of a K tile of other formats relative to NVFP4. Source: ``bench/results/h200_weight_only.json``.
 K_TILE_FACTORS = {"int4": 0.85, "uint4": 0.85, MXFP4.name: 0.91, FP8_128x128.name: 0.88} | {
     mx.name: 0.86 for mx in MXFP8
 }
-K_TILE_FACTORS[MXFP4_FP8.name] = 0.6
 
 
 @dataclass(frozen=True)
@@ -367,7 +368,7 @@ def _modelled_us(
         more: relative number of additional tiles.
     """
     tile_tokens, tile_weights, tile_k = config.work_tile_mnk
-    split, times = config.split_k, TIMES
+    split, times = config.split_k, times_of(b_format)
     tiles = multiplied = k_tiles = 0
     read = moved = 0.0
     for (m, n, k), count in live.items():
@@ -381,30 +382,35 @@ def _modelled_us(
         tokens = m * k * token_bytes(b_format)
         read += count * (weights + tokens)
         moved += count * (strips * weights + columns * tokens / config.multicast_n)
-    per_k = _k_tile_us(config, multiplied / tiles) * k_tile_factor(b_format)
+    per_k = _k_tile_us(config, multiplied / tiles, times) * k_tile_factor(b_format)
     is_split = dict(times.split).get(split, 0.0)
     tile_us = times.tile + times.pair_tile * (config.multicast_n > 1) + k_tiles / tiles * per_k
     tile_us += is_split + times.split_per_token * tile_tokens * (split - 1)
     run = max(round(tiles * (1 + more)), 1)
     if config.stream_k:
-        busy = _stream_us(config, run, tile_us, num_sms) + times.stream_of_bytes * (
+        busy = _stream_us(config, run, tile_us, num_sms, times) + times.stream_of_bytes * (
             b_format.element.bits == 8
         )
     else:
-        busy = _waves(config, run, max(launched, run), num_sms) * tile_us
+        busy = _waves(config, run, max(launched, run), num_sms, times) * tile_us
     parts = (busy, read / times.memory_bytes, moved / times.l2_bytes)
     longest = sum(part**times.power for part in parts) ** (1 / times.power)
     return times.launch + times.cluster * (config.cluster_size > 1) + longest
 
 
-def _stream_us(config: KernelConfig, tiles: int, tile_us: float, num_sms: int) -> float:
+def _stream_us(config: KernelConfig, tiles: int, tile_us: float, num_sms: int, times: Times) -> float:
     """Returns the time of all tiles whose K tiles are divided evenly, and of the sums that are exchanged."""
-    times, tokens = TIMES, config.work_tile_mnk[0]
+    tokens = config.work_tile_mnk[0]
     workers = clusters_at_once(config, num_sms)
     shared = times.shared_sm_of_32 if tokens == PAIRED_TILE_TOKENS else times.shared_sm
     even = tiles / workers * tile_us * (shared if ctas_per_sm(config) == 2 else 1.0)
     more_parts = max(workers / tiles - 1, 0.0)
     return even + times.stream + tokens * (times.stream_per_token + more_parts * times.part_per_token)
+
+
+def times_of(b_format: BlockFormat) -> Times:
+    """Returns the model for weights of a format."""
+    return FP8_TIMES if has_fp8_tokens(b_format) else TIMES
 
 
 def k_tile_factor(b_format: BlockFormat) -> float:
@@ -413,19 +419,20 @@ def k_tile_factor(b_format: BlockFormat) -> float:
     return K_TILE_FACTORS.get(name, 1.0)
 
 
-def _k_tile_us(config: KernelConfig, multiplied: float) -> float:
+def _k_tile_us(config: KernelConfig, multiplied: float, times: Times) -> float:
     """Returns the time of a K tile of 128 values with ``multiplied`` tokens, with one CTA per SM."""
-    times, tokens, k = TIMES, config.work_tile_mnk[0], config.work_tile_mnk[2]
+    tokens, k = config.work_tile_mnk[0], config.work_tile_mnk[2]
     small = next((entry[1:] for entry in times.k_tile if tokens <= entry[0]), None)
     if small is None:
         us = times.large_k_tile + times.k_tile_per_token * multiplied + times.k_tile_per_tile_token * tokens
         us += times.largest_k_tile * (tokens == MAX_TILE_TOKENS)
+        us *= times.long_stage if k > TILE_K else 1.0
     else:
         us = small[TILES_K.index(k)]
     return us * (1 + times.pair_k_tile * (config.multicast_n > 1))
 
 
-def _waves(config: KernelConfig, tiles: int, launched: int, num_sms: int) -> float:
+def _waves(config: KernelConfig, tiles: int, launched: int, num_sms: int, times: Times) -> float:
     """Returns the time of all tiles in units of one tile that is alone on its SMs."""
     size, shares = config.cluster_size, ctas_per_sm(config) == 2
     at_once = clusters_at_once(config, num_sms)
@@ -435,7 +442,7 @@ def _waves(config: KernelConfig, tiles: int, launched: int, num_sms: int) -> flo
     full, rest = divmod(tiles, at_once)
     if not shares:
         return full + (rest > 0)
-    longer = TIMES.shared_sm_of_32 if config.work_tile_mnk[0] == PAIRED_TILE_TOKENS else TIMES.shared_sm
+    longer = times.shared_sm_of_32 if config.work_tile_mnk[0] == PAIRED_TILE_TOKENS else times.shared_sm
     # Beyond this many CTAs, a launch that fills all SMs twice puts pairs of CTAs on an SM.
     alone = num_sms // 2 if size == 1 and ctas > num_sms else num_sms
     return full * longer + (rest > 0) * (longer if rest * size > alone else 1.0)
