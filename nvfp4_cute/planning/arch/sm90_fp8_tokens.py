@@ -75,6 +75,11 @@ def choose(problem: GroupedProblem, num_sms: int) -> KernelConfig:
     )
     if not any(min(size) > 0 for size in problem.sizes):
         return tried[0]
-    tried = [c for c in tried if not c.stream_k or sm90.stream_work(problem.sizes, c) <= INT32_MAX // 2]
+    has_few = len(problem.sizes) <= sm90_weight_only.MOST_STREAM_GROUPS
+    tried = [
+        c
+        for c in tried
+        if not c.stream_k or (has_few and sm90.stream_work(problem.sizes, c) <= INT32_MAX // 2)
+    ]
     how = num_sms, problem.num_b, problem.form == "ragged", MXFP4_FP8
     return min(tried, key=lambda config: sm90_weight_only.estimate_us(problem.sizes, config, *how))
