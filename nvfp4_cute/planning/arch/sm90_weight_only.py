@@ -112,7 +112,7 @@ class Times:
 
 
 TIMES = Times()
-# The same for FP8 tokens and MXFP4 weights, where a K tile of larger tiles has no extra. Source: fitted to 586 times of 57
+# FP8 tokens and MXFP4 weights: no extra for the largest tiles, which do not exist. Source: fitted to 586 times of 57
 # products on an H200 (``bench/notes/2026-11-29-h200-fp8-rows.md``) with a mean error of 4.2 %; the chosen candidate is 1.0 %
 # slower than the fastest on average, 7.6 % at most. Stream-K was not fitted.
 FP8_TIMES = Times(
