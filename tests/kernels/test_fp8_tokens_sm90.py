@@ -49,6 +49,14 @@ def test_dual(layout, chosen, mode):
     check_dual(layout, chosen, EMULATED, mode)
 
 
+def test_scales_of_tokens_of_tiles_that_are_not_full():
+    """With stream-K, 140 tokens are tiles of 96 and 44."""
+    x, w, chosen = tokens_of(140, 160), weights_of(72, 160), config(128, 128, stream_k=True, num_cta=2)
+    with observe(check=True):
+        got = parts.gemm(x, w, config=chosen, out_dtype=torch.float32, backend=EMULATED)
+    assert_bitwise_equal(got, nv.gemm(x, w, out_dtype=torch.float32))
+
+
 @SLOW
 @pytest.mark.parametrize("chosen", [config(32, num_cta=3), config(24, 128, split_k=4, num_cta=8)], ids=str)
 def test_list_masked_and_batched(chosen):

@@ -10,6 +10,7 @@ the row's largest scale. The epilogue multiplies sums by that power of two, exac
 """
 
 import math
+from dataclasses import replace
 
 import cutlass.cute as cute
 from cutlass import Float32, Int32, Uint32
@@ -25,6 +26,7 @@ from ...common.shared_access import load_shared, store_shared
 from ...common.versions import inline_ptx
 from ..operands import UNIT_BYTES
 from ..tile_walk import sides_of_cta
+from ..token_tiles import first_token
 
 E2M1_MAGNITUDES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 TABLE_WORDS = 2
@@ -118,6 +120,8 @@ def row_factor(codes: Uint32) -> Uint32:
 def load_token_scales(scales: Scales, config: KernelConfig, tile: WorkTile) -> list:
     """Issues the loads of the scales of the lane's tokens, two of every eight; returns their words."""
     _, tokens = sides_of_cta(config, tile)
+    # With stream-K, tiles need not be full.
+    tokens = replace(tokens, first_row=first_token(tile, config))
     first = cute.arch.thread_idx()[0] % 4 * 2
     places = [first + block + i for block in range(0, config.work_tile_mnk[0], 8) for i in range(2)]
     return load_row_scales(scales, tile, tokens, places)
