@@ -185,7 +185,7 @@ def weight_only(model: Model, weights: Weights, batch: Batch) -> Calls:
     """Returns the products of 16-bit rows, and the layer, if this GPU has kernels for them."""
     layer, experts = weights.weight_only, model.experts
     x, ids, alpha = batch.x, batch.ids, alpha_of(layer)
-    sides: dict[str, Any] = {"b_format": layer.formats[0].in_slabs if layer.in_slabs else layer.formats[0]}
+    sides: dict[str, Any] = {"b_format": layer.formats[0]}
     is_fused = 2 * model.width % 256 == 0
 
     def gate_up(rows: torch.Tensor, order: Permutation) -> torch.Tensor:

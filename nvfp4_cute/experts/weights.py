@@ -47,7 +47,7 @@ class ExpertWeights:
         """Copies the weights into slabs of eight rows, which ``moe(activations="16bit")`` reads faster if there are few rows.
 
         Layers with other activations cannot read slabs, nor can sm_90a's kernel for many rows unless weights have 4 bits and K is
-        a multiple of 128. N is a multiple of 8. ``MoE`` does this by itself where it pays.
+        a multiple of 128. N is a multiple of 8.
         """
         return ExpertWeights(to_slabs(self.data), self.scale, self.global_scale, self.format.in_slabs)
 

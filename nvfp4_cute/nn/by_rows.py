@@ -121,7 +121,6 @@ def sharing(layer: MoENVFP4, weight_scales: tuple[torch.Tensor, torch.Tensor]) -
     )  # fmt: skip
     for name in ("w13", "w13_scale", "w2", "w2_scale", "bias13", "bias2"):
         made._buffers[name] = layer._buffers[name]
-    made.keeps_rows = True
     made.alpha13, made.alpha2 = weight_scales
     made._compare_alphas()
     return made

@@ -1,6 +1,6 @@
 """``MoE``: a layer of experts with quantized weights as a module of torch.nn, for inference."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, ClassVar, TypeVar
 
 import torch
@@ -27,14 +27,12 @@ from nvfp4_cute.formats.block_format import (
     as_format,
 )
 from nvfp4_cute.formats.block_scaled import BlockScaledTensor, check_is_tensor
-from nvfp4_cute.formats.slabs import from_slabs, to_slabs
 from nvfp4_cute.nn import options as options_of
 from nvfp4_cute.nn import prepare
 from nvfp4_cute.nn.seen import Seen
 from nvfp4_cute.nn.state import NamesFormats
 from nvfp4_cute.nn.weights import as_words, kept_bias, scales_of, zeros
 from nvfp4_cute.operands.rules import check_choice, global_scales
-from nvfp4_cute.planning.arch import reads_slabs
 
 # Rows of operands start at multiples of 16 bytes.
 K_STEP = 32
@@ -85,9 +83,8 @@ class MoE(NamesFormats):
         _extra_state: names of the formats, a ``weight_layout`` other than "concatenated", and a version, as uint8 bytes of JSON.
             A state dict without it can also be loaded.
 
-    Rows of w13 and w2 begin at lines of 128 bytes if this padding takes at most an eighth more memory. On sm_90a a layer with
-    16-bit activations and 4-bit weights instead holds them in slabs of eight rows (``in_slabs``), which kernels for few rows
-    read faster, if H and I are multiples of 128. A state dict has neither padding nor slabs.
+    Rows of w13 and w2 begin at lines of 128 bytes if this padding takes at most an eighth more memory. A state dict has no
+    padding.
 
     Moving the module to a device moves all of it; ``.to(dtype)`` converts only biases. ``torch.compile`` and CUDA graphs can
     capture the whole layer.
@@ -259,7 +256,6 @@ class MoE(NamesFormats):
         for name, count, columns in (("bias13", num_experts, rows), ("bias2", all_experts, hidden_size)):
             empty = torch.zeros((count, columns), dtype=dtype, device=device) if bias else None
             self.register_buffer(name, empty)
-        self.in_slabs = self._wants_slabs()  # zeros are the same in any order
 
     @classmethod
     def from_experts(
@@ -344,8 +340,7 @@ class MoE(NamesFormats):
                 if tensor.numel() != buffer.numel():
                     raise ValueError(f"{part} has shape {list(tensor.shape)}; expected {list(buffer.shape)}")
                 setattr(module, part, tensor.view(buffer.dtype).view(buffer.shape))
-        module.in_slabs = False
-        module._arrange()
+        module._align_rows()
         if module.alpha13 is not None and module.alpha2 is not None:
             factors = product_factors(w13, module.input_scale, experts)
             for row, factor in zip(module.alpha13, factors, strict=True):
@@ -420,11 +415,9 @@ class MoE(NamesFormats):
         shared = None if shared is None else shared.reshape(-1, hidden_size)
         held = self._held()
         w13, w2 = (
-            ExpertWeights(
-                held[name], scales_of(held[f"{name}_scale"], format), None, format.in_slabs if self.in_slabs else format
-            )
+            ExpertWeights(held[name], scales_of(held[f"{name}_scale"], format), None, format)
             for name, format in zip(("w13", "w2"), self.formats, strict=True)
-        )  # fmt: skip
+        )
         run = lambda x, ids, weights, shared, capacity: moe(
             x, ids, weights, w13, w2, activations=self.activations, activation=self.activation, limit=self.limit,
             weight_layout=self.weight_layout, input_scale=held["input_scale"], hidden_scale=held["hidden_scale"],
@@ -480,37 +473,11 @@ class MoE(NamesFormats):
             f"activation={self.activation!r}, weight_layout={self.weight_layout!r}"
         )
 
-    in_slabs = False
-    """Whether w13 and w2 hold slabs of eight rows (``formats.slabs``)."""
-    keeps_rows = False
-    """Whether they may not, because another layer shares them."""
-
-    def _wants_slabs(self) -> bool:
-        """Returns whether weights in slabs are at least as fast for every number of rows."""
-        where = self.w13_scale.device
-        if self.keeps_rows or self.activations != "16bit" or where.type == "meta":
-            return False
-        if backends.resolve(self.backend, where) == "reference":
-            return False
-        arch = backends.gpu_of(self.backend, where).arch
-        ks = self.hidden_size, self.intermediate_size
-        return all(reads_slabs(arch, format, k) for format, k in zip(self.formats, ks, strict=True))
-
-    def _arrange(self, is_own: bool = False) -> None:
-        """Puts weights into the order that kernels read fastest. Parameters stay as they are.
-
-        is_own: whether to write to the weights' memory, which nothing but this layer and its graphs uses.
-        """
-        held = {name: tensor for name in ("w13", "w2") if (tensor := self._buffers.get(name)) is not None}
-        if len(held) < 2:  # parameters are moved by torch, with their strides
-            return
-        wants = self._wants_slabs()
-        if wants != self.in_slabs:
-            for name, tensor in held.items():
-                held[name] = _changed(tensor, to_slabs if wants else from_slabs, is_own)
-            self.in_slabs = wants
-        for name, tensor in held.items():
-            self._buffers[name] = tensor if self.in_slabs else in_whole_lines(tensor)
+    def _align_rows(self) -> None:
+        for name in ("w13", "w2"):
+            held = self._buffers.get(name)  # parameters are moved by torch, with their strides
+            if held is not None:
+                self._buffers[name] = in_whole_lines(held)
 
     @property
     def _said(self) -> dict[str, Any]:
@@ -521,25 +488,17 @@ class MoE(NamesFormats):
 
     def _apply(self, fn, recurse=True):
         super()._apply(fn, recurse)
-        self._arrange()
+        self._align_rows()
         return self
 
     def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)
         for name in ("w13", "w2"):
-            data = destination[prefix + name]
-            destination[prefix + name] = from_slabs(data) if self.in_slabs else data.contiguous()
+            destination[prefix + name] = destination[prefix + name].contiguous()
 
     def _load_from_state_dict(self, *arguments: Any) -> None:
-        """Loads rows. Graphs that hold the addresses of weights in slabs then see the new ones."""
-        before = {name: self._buffers.get(name) for name in ("w13", "w2")} if self.in_slabs else {}
-        for tensor in before.values():
-            if tensor is not None:
-                _changed(tensor, from_slabs, True)
-        self.in_slabs = False
         super()._load_from_state_dict(*arguments)
-        is_own = bool(before) and all(self._buffers.get(name) is tensor for name, tensor in before.items())
-        self._arrange(is_own)
+        self._align_rows()
         self._compare_alphas()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -579,17 +538,6 @@ def _pair(format: Any, known: tuple[BlockFormat, ...]) -> tuple[BlockFormat, Blo
     if formats[0] != formats[1] and not all(one.is_int4 for one in formats):
         raise ValueError(f"w13 is {formats[0].title} and w2 {formats[1].title}; quantize both to one format")
     return formats
-
-
-def _changed(
-    data: torch.Tensor, change: Callable[[torch.Tensor], torch.Tensor], is_own: bool
-) -> torch.Tensor:
-    """Returns the weights of all experts in another order. is_own: in the same memory, one expert at a time."""
-    if not is_own:
-        return change(data)
-    for expert in data:
-        expert.copy_(change(expert))
-    return data
 
 
 def _check_format(name: str, format: BlockFormat, formats: tuple[BlockFormat, ...]) -> None:

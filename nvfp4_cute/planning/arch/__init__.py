@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from functools import lru_cache
 
 from nvfp4_cute.errors import UnsupportedProblem, UnsupportedTarget
-from nvfp4_cute.formats.block_format import NVFP4, NVFP4_PAIR, SLABS, BlockFormat, Formats
+from nvfp4_cute.formats.block_format import NVFP4, NVFP4_PAIR, BlockFormat, Formats
 from nvfp4_cute.planning.arch import (
     dequantized,
     sm80,
@@ -140,20 +140,6 @@ def choose_weight_only(
         key=lambda config: weight_only_family_of(arch, config).estimate_us(
             sizes, config, num_sms, *how, arch
         ),
-    )
-
-
-def reads_slabs(arch: str, b_format: BlockFormat, k: int) -> bool:
-    """Returns whether every weight-only kernel of ``arch`` reads weights of this format and K in slabs (``formats.slabs``).
-
-    Only sm_90a has a kernel for many rows that reads them. Elsewhere such rows need weights in rows, to be dequantized.
-    """
-    if arch not in sm90_weight_only.ARCHS or b_format.name not in SLABS:
-        return False
-    in_slabs = b_format.in_slabs
-    return all(
-        (None, in_slabs) in family.PAIRS and k % family.k_multiple(in_slabs) == 0
-        for family in weight_only_families(arch)
     )
 
 

@@ -27,8 +27,8 @@ ACTIVATION_PASSES = 10
 class Times:
     """Model of both launches.
 
-    Source: dense products of 32 to 4096 rows on an H100 and an H200 (``bench/notes/2026-11-25-h100.md``,
-    ``bench/results/h200_weight_only.json``); groups of 64 to 512 rows on an H100 (``bench/results/h100_moe.json``).
+    Source: dense products of 32 to 4096 rows on an H200 (``bench/results/h200_weight_only.json``,
+    ``bench/notes/2026-11-29-h200-dequantized.md``); groups of 64 to 512 rows on an H100 (``bench/results/h100_moe.json``).
 
     Attributes:
         launch: us of both launches without work.
@@ -38,7 +38,7 @@ class Times:
 
     launch: float = 9.0
     memory: float = 0.92
-    flops: float = 0.75
+    flops: float = 0.87
     grouped_flops: float = 0.5
 
 
