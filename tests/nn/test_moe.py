@@ -328,7 +328,7 @@ def test_refusals():
         (
             lambda: MoE.from_experts(gate_up, down, activations="16bit", hidden_scale=[0.5] * E),
             ValueError,
-            "hidden_scale with activations='16bit', which quantizes no rows; leave it out",
+            "hidden_scale with activations='16bit', whose rows have no global scale; leave it out",
         ),
         (lambda: MoE(E, H, I, format=MXFP4, input_scale=0.5), ValueError, "input_scale with rows of MXFP8"),
         (lambda: MoE(E, H, I, capacity=4), ValueError, "also pass the group"),
