@@ -371,14 +371,12 @@ def _clamped(experts: Any, name: Any, gate_of: Callable[..., torch.Tensor]) -> A
     limit, alpha = (
         getattr(experts, own, None) or getattr(experts, f"swiglu_{own}", None) for own in ("limit", "alpha")
     )
-    if (
-        not isinstance(limit, int | float)
-        or not 0 < limit < LARGEST_LIMIT
-        or (name is None and alpha is None)
-    ):
+    if not isinstance(limit, int | float) or limit <= 0 or (name is None and alpha is None):
         return None
-    known = Activation(name, limit) if alpha is None else Activation("swiglu_oai", limit, alpha)
-    line = torch.linspace(-2 * limit, 2 * limit, 65, device="cpu")
+    is_clamped = limit < LARGEST_LIMIT
+    own, reach = (limit, 2 * limit) if is_clamped else (None, 16.0)
+    known = Activation(name, own) if alpha is None else Activation("swiglu_oai", own, alpha)
+    line = torch.linspace(-reach, reach, 65, device="cpu")
     gate, up = torch.meshgrid(line, line, indexing="ij")
     with torch.device("cpu"):
         got = gate_of(gate, up)

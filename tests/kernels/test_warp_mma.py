@@ -115,7 +115,9 @@ def test_formats(format, arch):
 
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("layout", ["separate", "interleaved_64_up_first", "interleaved_32_gate_first"])
-@pytest.mark.parametrize("activation", ["silu", "relu2", "swiglu_oai"])
+@pytest.mark.parametrize(
+    "activation", ["silu", "gelu", "situ(beta=4.0,linear_beta=25.0)", "relu2", "swiglu_oai"]
+)
 def test_dual(layout, activation):
     """As exact as the activation is."""
     gate = Gate(activation, None if activation == "relu2" else 7.0, layout)

@@ -1,14 +1,17 @@
 """Activations and sizes that config.json gives to layers of experts, and the layers that are made with them."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from checkpoint_files import MODELOPT, nvfp4, write
 
 from nvfp4_cute import Activation, LatentMoE
-from nvfp4_cute.errors import CheckpointError
+from nvfp4_cute.errors import CheckpointError, UnsupportedProblem
 from nvfp4_cute.models.checkpoints import Checkpoint
 from nvfp4_cute.models.checkpoints.experts_config import ExpertsConfig
 from nvfp4_cute.models.layers import experts_module
+from nvfp4_cute.models.vllm.activations import activation_of as activation_of_vllm
 from nvfp4_cute.nn.experts import RoutedExperts
 
 PREFIX = "model.layers.0.mlp.experts"
@@ -99,6 +102,71 @@ def test_layers_of_models(tmp_path, model):
 def test_unknown_activations_are_refused_by_name(config, text):
     with pytest.raises(CheckpointError, match=text):
         ExpertsConfig.of({"model_type": "new"} | config)
+
+
+VLLM = {
+    "silu": ({}, Activation("silu")),
+    "silu with a limit": ({"swiglu_limit": 10.0}, Activation("silu", 10.0)),
+    "situ": (
+        {"activation_situ_beta": 4.0, "activation_situ_linear_beta": 25.0},
+        MODELS["Kimi-K3"][1].activation,
+    ),
+    "gelu": ({}, Activation("gelu")),
+    "relu2_no_mul": ({}, Activation("relu2")),
+    "swigluoai_uninterleave": (
+        {"swiglu_limit": 7.0, "swiglu_alpha": 1.702, "swiglu_beta": 1.0},
+        Activation("swiglu_oai", 7.0),
+    ),
+    "swigluoai_uninterleave without its constants": ({"swiglu_limit": 10.0}, Activation("silu", 10.0)),
+    "swiglustep": ({}, None),
+    "swigluoai": ({}, None),
+    "gelu with a limit": ({"swiglu_limit": 7.0}, None),
+    "swigluoai_uninterleave by half": ({"swiglu_alpha": 1.702, "swiglu_beta": 0.5}, None),
+}
+
+
+@pytest.mark.parametrize("name", VLLM)
+def test_activations_of_vllm(name):
+    fields, want = VLLM[name]
+    moe = SimpleNamespace(**fields)
+    if want is not None:
+        assert activation_of_vllm("layer", name.split()[0], moe) == want
+        return
+    with pytest.raises(UnsupportedProblem, match=f"^layer has activation '{name.split()[0]}'"):
+        activation_of_vllm("layer", name.split()[0], moe)
+
+
+def test_experts_of_transformers():
+    """Modules of transformers become activations of kernels; those with another formula stay functions."""
+    pytest.importorskip("transformers")
+    from transformers import AutoConfig
+    from transformers.models.deepseek_v4.modeling_deepseek_v4 import DeepseekV4Experts
+    from transformers.models.gpt_oss.modeling_gpt_oss import GptOssExperts
+    from transformers.models.minimax_m3_vl.modeling_minimax_m3_vl import MiniMaxM3VLExperts
+    from transformers.models.nemotron_h.modeling_nemotron_h import NemotronHExperts
+    from transformers.models.step3p7.modeling_step3p7 import Step3p7Experts
+
+    from nvfp4_cute.models.transformers import activation_of
+
+    sizes = {"hidden_size": 32, "intermediate_size": 32, "moe_intermediate_size": 32, "n_routed_experts": 2}
+    fields = SimpleNamespace(
+        num_local_experts=2, hidden_act="silu", mlp_hidden_act="relu2", moe_latent_size=None, swiglu_limit=10.0, swiglu_alpha=1.5,
+        **sizes,
+    )  # fmt: skip
+    for experts, want in (
+        (DeepseekV4Experts(fields), Activation("silu", 10.0)),
+        (MiniMaxM3VLExperts(fields), Activation("swiglu_oai", 10.0, alpha=1.5)),
+        (
+            GptOssExperts(AutoConfig.for_model("gpt_oss", num_local_experts=2, hidden_size=32)),
+            Activation("swiglu_oai", 7.0),
+        ),
+        (NemotronHExperts(fields), Activation("relu2")),
+        (Step3p7Experts(fields), Activation("silu")),
+    ):
+        assert activation_of(experts) == want
+    clamped_later = activation_of(Step3p7Experts(fields, swiglu_limit=1.0))
+    assert not isinstance(clamped_later, Activation)
+    assert clamped_later(torch.tensor([9.0]), torch.tensor([9.0])) == 1
 
 
 @torch.no_grad()
