@@ -11,6 +11,8 @@ Weights are dequantized in one of two ways:
   exact ones.
 - Other rows and results: weights are rounded with their block scales, and ``alpha`` multiplies float32 sums, as in kernels.
   Values times block scales of NVFP4, MXFP4 and MXFP8 are exact in 16 bits.
+
+A bias is rounded to the dtype of 16-bit results before it is added to float32 sums.
 """
 
 from collections.abc import Iterator
