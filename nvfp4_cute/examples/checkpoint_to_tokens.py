@@ -34,8 +34,9 @@ def main(arguments: list[str] | None = None) -> list[int]:
     if not prompt.numel():  # transformers may make a tokenizer without words where a folder has none
         tokenizer, prompt = None, torch.tensor([[1]])
     out = model.generate(prompt.to(device), max_new_tokens=args.tokens, do_sample=False, use_cache=True)[0]
-    print(tokenizer.decode(out, skip_special_tokens=True) if tokenizer else out.tolist())
-    return out.tolist()
+    tokens: list[int] = out.tolist()
+    print(tokenizer.decode(out, skip_special_tokens=True) if tokenizer else tokens)
+    return tokens
 
 
 if __name__ == "__main__":

@@ -13,11 +13,8 @@ from flashinfer_bench.data import TraceSet
 
 def main(folder: str, device: str = "cuda:0") -> bool:
     """Prints what the evaluator says of every solution; returns whether it accepts all."""
-    found, config, accepted = (
-        TraceSet.from_path(folder),
-        BenchmarkConfig(num_trials=1, profile_baseline=False),
-        True,
-    )
+    found, accepted = TraceSet.from_path(folder), True
+    config = BenchmarkConfig(num_trials=1, profile_baseline=False)
     for name, definition in found.definitions.items():
         evaluator = resolve_evaluator(definition)
         for trace in found.workloads[name]:

@@ -24,7 +24,8 @@ class Block(torch.nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Returns [T, H] in the dtype of x [T, H]. Nothing waits for the device, so a CUDA graph captures the block."""
         ids, weights = route(x @ self.router.T, self.top_k)  # int32 and float32 [T, top_k]
-        return self.experts(x, ids, weights)
+        y: torch.Tensor = self.experts(x, ids, weights)
+        return y
 
 
 def main() -> torch.Tensor:
@@ -39,7 +40,7 @@ def main() -> torch.Tensor:
     gate_up, down = draw(experts, 2 * width, hidden) / hidden**0.5, draw(experts, hidden, width) / width**0.5
     block = Block(gate_up, down, draw(experts, hidden), top_k=2)
     x = draw(40, hidden)
-    y = block(x)
+    y: torch.Tensor = block(x)
 
     ids, weights = route(x @ block.router.T, 2)
     exact = torch.zeros(x.shape, device=device)

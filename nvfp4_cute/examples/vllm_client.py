@@ -25,7 +25,7 @@ def main(arguments: list[str] | None = None) -> str:
     answer = client.completions.create(
         model=model, prompt=args.prompt, max_tokens=args.tokens, temperature=0.0
     )
-    text = answer.choices[0].text
+    text: str = answer.choices[0].text
     print(text)
     return text
 

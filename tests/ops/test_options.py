@@ -228,17 +228,26 @@ def test_type_checkers_accept_examples_and_refuse_others(tmp_path):
         "gemm(1.0, quantize(torch.ones(4, 32)))",
         "grouped_gemm(torch.ones(4), torch.ones(4))",
     )
-    for number, text in enumerate(
-        [textwrap.dedent(good), *(f"import torch\nfrom nvfp4_cute import *\n{line}\n" for line in bad)]
-    ):
+    texts = [textwrap.dedent(good), *(f"import torch\nfrom nvfp4_cute import *\n{line}\n" for line in bad)]
+    examples = sorted((ROOT / "nvfp4_cute" / "examples").glob("*.py"))
+    # Decorators of CuTe DSL have no types.
+    texts = [path.read_text() for path in examples if path.stem != "planted_race"] + texts
+    for number, text in enumerate(texts):
         (tmp_path / f"t{number}.py").write_text(text)
-        command = [sys.executable, "-m", "mypy", "--strict", "--follow-imports=silent", f"t{number}.py"]
+        command = [
+            sys.executable,
+            "-m",
+            "mypy",
+            "--strict",
+            "--follow-imports=silent",
+            "--ignore-missing-imports",
+        ]
         done = subprocess.run(
-            command,
+            [*command, f"t{number}.py"],
             cwd=tmp_path,
             env=os.environ | {"MYPYPATH": str(ROOT)},
             capture_output=True,
             text=True,
             timeout=600,
         )
-        assert (done.returncode == 0) == (number == 0), done.stdout
+        assert (done.returncode == 0) == (number < len(texts) - len(bad)), done.stdout
