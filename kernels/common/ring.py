@@ -97,13 +97,8 @@ def arrive_lanes(barrier: cute.Pointer, num_cta: cutlass.Constexpr):
 
 
 @cute.jit
-def arrive_warp(barrier: cute.Pointer, num_cta: cutlass.Constexpr = 1):
-    """Arrives once for the warp, after everything its lanes did before, here or in each of the cluster's first CTAs."""
+def arrive_warp(barrier: cute.Pointer):
+    """Arrives once for the warp, after everything its lanes did before."""
     cute.arch.sync_warp()
-    if cutlass.const_expr(num_cta == 1):
-        with cute.arch.elect_one():
-            cute.arch.mbarrier_arrive(barrier)
-    else:
-        lane = cute.arch.lane_idx()
-        if lane < num_cta:
-            cute.arch.mbarrier_arrive(barrier, lane)
+    with cute.arch.elect_one():
+        cute.arch.mbarrier_arrive(barrier)

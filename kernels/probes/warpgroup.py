@@ -91,7 +91,7 @@ setp.ne.u32 p3, r1, r2;
 
 
 ONE_F16X2, TWO_F16X2 = 0x3C003C00, 0x40004000
-A_AT, B_AT, FLAG_AT = 1024, 4096, 512
+A_AT, B_AT = 1024, 4096
 DESCRIPTOR_HIGH = 16  # eight rows of 16 bytes, then 256 bytes, to the next ones: all values are equal anyway
 
 

@@ -241,7 +241,7 @@ class QuantizedLinear(state.Picklable):
             TypeError: ``weight`` or ``bias`` is of another type, or an option repeats what ``weight`` decides.
         """
         options_of.refuse(options, (*DECIDED, "format"), "weight")
-        check_weight("weight", weight, "[N, K]")
+        check_weight(weight)
         if weight.format == MXFP4 and options.get("activations") == "fp8":
             backend = options.get("backend", "auto")
             in_4_bits = has_products(backend, weight.device, (FP8_1xK, MXFP4_FP8))

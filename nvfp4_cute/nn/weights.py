@@ -1,7 +1,5 @@
 """Weights of any format as modules store them: checks, empty weights, and scales that keep their dtype in conversions."""
 
-from typing import Literal
-
 import torch
 
 from nvfp4_cute import backends
@@ -48,30 +46,17 @@ def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device | st
     return made.view(dtype)
 
 
-def check_weight(
-    name: str, weight: object, axes: str, format: BlockFormat | Literal["int4", "any"] = "any"
-) -> None:
-    """Raises unless ``weight`` is a tensor in ``format`` with one dimension per letter of ``axes``.
-
-    "any" stands for every format that layers have.
-    """
-    named = format if isinstance(format, BlockFormat) else None
-    made = named.record if named else {"int4": "int4_format(128)", "any": "NVFP4"}[str(format)]
-    fix = f"quantize(weight, format={made})"
+def check_weight(weight: object) -> None:
+    """Raises unless ``weight`` is [N, K] in a format that layers have."""
+    fix = "quantize(weight, format=NVFP4)"
     if not isinstance(weight, BlockScaledTensor):
-        raise TypeError(
-            f"{name} is {'None' if weight is None else f'a {type(weight).__name__}'}; pass a BlockScaledTensor: {fix}"
-        )
-    given = weight.format
-    if named:
-        fits = given == named
-    else:
-        fits = given.is_int4 or (format == "any" and given in ROWS)
-    if not fits or len(weight.shape) != axes.count(",") + 1:
-        known = [*(one.title for one in ROWS), "an int4_format"]
-        wanted = named.title if named else {"int4": known[-1], "any": ", ".join(known)}[str(format)]
+        given = "None" if weight is None else f"a {type(weight).__name__}"
+        raise TypeError(f"weight is {given}; pass a BlockScaledTensor: {fix}")
+    format = weight.format
+    if not (format.is_int4 or format in ROWS) or len(weight.shape) != 2:
+        known = ", ".join([*(one.title for one in ROWS), "an int4_format"])
         raise ValueError(
-            f"{name} is {given.title} of shape {list(weight.shape)}; expected {axes} of {wanted}: {fix}"
+            f"weight is {format.title} of shape {list(weight.shape)}; expected [N, K] of {known}: {fix}"
         )
 
 

@@ -12,9 +12,6 @@ from nvfp4_cute.gpus.targets import B200, Target
 from nvfp4_cute.gpus.timing_figures import constants_of
 from nvfp4_cute.launch.grouped import GroupedTask
 from nvfp4_cute.launch.task import Launch, Task
-from nvfp4_cute.operands.grouped import GroupedOperands
-from nvfp4_cute.planning.config import KernelConfig
-from nvfp4_cute.problem import GroupedProblem
 from nvfp4_cute.roofline import row_work, tile_work
 from nvfp4_cute.timing.clock import Chain
 from nvfp4_cute.timing.replay import replay_chain
@@ -154,24 +151,3 @@ def _parts_of_a_tile(clusters: Sequence[Sequence[TileWork]]) -> float:
     """Returns the number of distinct input parts per tile."""
     tiles = [tile for cluster in clusters for tile in cluster]
     return len({part for tile in tiles for part in enumerate(tile.inputs)}) / len(tiles)
-
-
-def modelled_time(
-    problem: GroupedProblem,
-    operands: GroupedOperands,
-    config: KernelConfig | None = None,
-    target: Target = B200,
-) -> Timing:
-    """Models the time of a grouped GEMM with a given config.
-
-    Args:
-        problem, operands: checked by the operation; on the CPU. The result is not computed: ``out`` holds zeros and
-            arbitrary values afterwards.
-        config: the config; None means the default one.
-        target: the GPU.
-
-    Raises:
-        ValueError: CUDA operands.
-        EmulatorError: the kernel broke a rule of the machine.
-    """
-    return modelled_times(lambda _: emulator.run(GroupedTask(problem, operands, config), target), target)[-1]

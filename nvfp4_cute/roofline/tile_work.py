@@ -22,8 +22,8 @@ from nvfp4_cute.planning.schedule import TileSchedule
 
 GEMV_ROW_GROUPS = 4
 """Rows per CTA that follow each other: a quarter of its rows. The others are 32, 64, and 96 below."""
-ATOM_COLUMNS, ATOM_BYTES = 64, 512
-"""Values of a row whose scales are in one atom, and bytes of the atom."""
+ATOM_BYTES = 512
+"""Bytes of an atom of scales."""
 SCALE_ROW_BYTES = 16
 """Bytes from a row of a scale atom to the next."""
 # Number of K tiles of a launch up to which all are executed, in a few seconds.

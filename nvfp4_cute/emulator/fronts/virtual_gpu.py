@@ -283,15 +283,6 @@ class VirtualGpu(Emulator):
         failure, self._error = self._error, None
         return failure
 
-    @contextmanager
-    def capturing(self, graph: Graph) -> Iterator[Graph]:
-        """Context manager that stores launches in `graph` instead of running them."""
-        self.begin_capture(graph)
-        try:
-            yield graph
-        finally:
-            self.end_capture()
-
     def begin_capture(self, graph: Graph) -> None:
         """Stores launches in `graph` until `end_capture`.
 

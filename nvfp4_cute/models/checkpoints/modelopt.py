@@ -48,8 +48,6 @@ ALGORITHMS = {
     "W8A16": (INT8, None),
     "W8A8_SQ_PER_CHANNEL": (INT8, INT8),
 }
-# Algorithms whose layers may have a pre_quant_scale.
-SMOOTHED = ("NVFP4_AWQ", "W4A16_AWQ", "W4A8_AWQ", "W8A8_SQ_PER_CHANNEL")
 MIXED = "MIXED_PRECISION"
 
 
@@ -92,5 +90,4 @@ def _scheme(algorithm: str | None) -> Scheme:
     found = ALGORITHMS.get(str(algorithm).upper())
     if found is None:
         raise unknown("quant_algo", algorithm, ALGORITHMS)
-    name = str(algorithm).upper()
-    return Scheme(name, *found, has_pre_scale=name in SMOOTHED)
+    return Scheme(str(algorithm).upper(), *found)

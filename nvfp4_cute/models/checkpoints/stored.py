@@ -29,8 +29,6 @@ class Scheme:
         weights: format of the weights.
         activations: format of the activations; None for 16 bits.
         has_zero_points: whether zero points of blocks of weights are stored.
-        has_pre_scale: whether activations may have a factor per value of K (AWQ); exports omit factors that they could merge
-            elsewhere.
         has_order: whether an order of K is stored.
     """
 
@@ -38,7 +36,6 @@ class Scheme:
     weights: str
     activations: str | None
     has_zero_points: bool = False
-    has_pre_scale: bool = False
     has_order: bool = False
 
     def __str__(self) -> str:

@@ -67,7 +67,7 @@ DEFAULT_CONFIG = KernelConfig((MMA_CTA_M, 128, TILE_K), num_acc_stage=ACC_STAGES
 class Costs:
     """Model of a launch, in SM cycles and bytes per cycle, for comparing configs.
 
-    Source: read off modelled launches on a B200 (``modelled.modelled_time``).
+    Source: read off modelled launches on a B200 (``modelled.modelled_times``).
 
     Attributes:
         start: time until the first data arrive.

@@ -2,7 +2,7 @@
 
 An estimate adds the times that cannot overlap: the start, the waves of tiles, and the last tile's epilogue. A wave
 lasts as long as its busiest CTA or pair, or as memory needs to deliver its data. Estimates rank configs;
-``modelled.modelled_time`` predicts times.
+``modelled.modelled_times`` predicts times.
 """
 
 from dataclasses import dataclass, replace
@@ -44,7 +44,7 @@ from nvfp4_cute.problem import Form, GroupedProblem
 class Costs:
     """Terms of an estimate, in SM cycles and bytes per cycle.
 
-    Source: modelled launches of the kernel (``modelled.modelled_time`` on a B200), unless a line says otherwise.
+    Source: modelled launches of the kernel (``modelled.modelled_times`` on a B200), unless a line says otherwise.
     """
 
     start: float = 400  # from the kernel's start to the first TMA
