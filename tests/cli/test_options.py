@@ -18,7 +18,8 @@ KNOWN = {
     "OPERATIONS": cases.OPERATIONS,
     "RESULTS": cases.RESULT_DTYPES,
     "QUANTIZED_RESULTS": problem.RESULT_FORMATS,
-    "FORMS": get_args(problem.Form),
+    # Layers of experts make routed groups; no caller does.
+    "FORMS": [form for form in get_args(problem.Form) if form != "routed"],
     "WEIGHT_LAYOUTS": get_args(problem.WeightLayout),
     "MODES": protocol.MODES,
     "TRACE_DEVICES": evaluate.DEVICES,
