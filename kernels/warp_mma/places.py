@@ -30,7 +30,7 @@ class Place:
         slot: the group.
         unit: the tile's first weight rows, in units of a warp.
         row, rows: the tile's first row of tokens, counted from the first of all groups or of the group's batch, and how many.
-            Of a routed group, ``row`` is the batch of its weights, -1 for none.
+            In a routed group ``row`` is the batch of its weights, -1 for none.
     """
 
     first: Int32
@@ -155,7 +155,7 @@ class Groups:
     Attributes:
         sizes: as the host knows them.
         ends: positions of all groups up to each, inclusive.
-        starts, rows: first rows, and how many. Of routed groups ``starts`` are batches of weights.
+        starts, rows: first rows, and how many. For routed groups ``starts`` are batches of weights.
     """
 
     sizes: Sizes

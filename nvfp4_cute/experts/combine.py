@@ -170,8 +170,8 @@ def _check_tokens(name: str, tensor: torch.Tensor, dtype: torch.dtype, length: i
 class FinalizeTask(TableTask):
     """Checked operands of ``finalize``.
 
-    ``host_fault``, ``header`` and ``wait`` are set in a launch that waits for other ranks. Of routed rows ``experts`` is the
-    number of local experts, and ``rows`` is None: choice c of all has row c.
+    ``host_fault``, ``header`` and ``wait`` are set in a launch that waits for other ranks. For routed rows ``experts`` is
+    the number of local experts, and ``rows`` is None: choice c of all has row c.
     """
 
     columns = Finalize
