@@ -22,7 +22,7 @@ from ..common.shared_access import load_shared, store_shared
 from ..common.versions import SmemAllocator
 from .expert_rows import Ids, Order
 from .quantize_rows import divisor_of
-from .quantize_whole_rows import LANE_VALUES, THREADS, UNROLL, WORD_BYTES, QuantizeWholeRowsKernel
+from .quantize_whole_rows import LANE_VALUES, THREADS, WORD_BYTES, QuantizeWholeRowsKernel
 
 
 @dataclass(frozen=True)
@@ -87,16 +87,20 @@ class GatherWholeRowsKernel(QuantizeWholeRowsKernel):
         units = operands.k // LANE_VALUES
         places = [operands.x + token * operands.x_pitch]
         # Its threads meet, so that they also see the rows.
-        scale = self.scale_of_row(places, units, words)
+        held = self.hold(places, units)
+        scale = self.scale_of_row(places, held, units, words)
         if tidx < ids.top_k and row >= 0:
             store_word(operands.scale + Int64(row) * WORD_BYTES, ptx.bits_of(scale))
-        divisor = divisor_of(scale)
-        for unit in cutlass.range(tidx, units, THREADS, unroll=UNROLL):
-            encoded = self.encoded_unit(places, unit, divisor)
-            for k in cutlass.range(ids.top_k, unroll=1):
-                target = Int32(load_shared(rows + k * WORD_BYTES, 1)[0])
-                if target >= 0:
-                    store_words(operands.data + (Int64(target) * units + unit) * LANE_VALUES, encoded)
+        self.store_row(places, held, units, divisor_of(scale), (operands.data, rows, ids.top_k))
+
+    @cute.jit
+    def store(self, unit: Int32, units: Int32, encoded: list, target: tuple):
+        """Stores a unit to all rows of the token. target: address of data, shared address of the rows, and their number."""
+        data, rows, count = target
+        for k in cutlass.range(count, unroll=1):
+            row = Int32(load_shared(rows + k * WORD_BYTES, 1)[0])
+            if row >= 0:
+                store_words(data + (Int64(row) * units + unit) * LANE_VALUES, encoded)
 
     @cute.jit
     def row_of_lane(self, operands: GatherOperands, ids: Ids, token: Int32) -> Int32:

@@ -2,13 +2,13 @@
 
 x (M, K) in rows of unit stride; data (M, K) int8 or e4m3 and scales (M, 1) fp32, both without gaps.
 
-Work: a CTA takes a row, 16 bytes of x per thread at a time, and reads it twice: for the largest magnitude, then, from
-caches, to divide.
+Work: a CTA takes a row, 16 bytes of x per thread at a time. Threads hold what they read until the scale is known, up to 8,192
+values per row, and read the rest of a longer row again, from caches.
 """
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32, Int32, Int64
+from cutlass import Float32, Int32, Int64, Uint32
 
 from nvfp4_cute.formats.block_format import BlockFormat
 from nvfp4_cute.launch_table import Quantize
@@ -24,8 +24,8 @@ from .quantize_rows import LANE_BYTES, divisor_of, scale_of, values_of
 
 THREADS = QUANTIZE_WARPS * WARP_SIZE
 LANE_VALUES = LANE_BYTES // 2
-# Loads in flight per thread.
-UNROLL = 4
+# 16-byte units that a thread holds in registers.
+HELD_UNITS = 4
 WORD_BYTES = 4
 
 
@@ -62,7 +62,7 @@ class QuantizeWholeRowsKernel:
 
     @cute.kernel
     def kernel(self, operands: QuantizeOperands):
-        """Finds the scale, then loads again, encodes, and stores."""
+        """Loads, finds the scale, encodes, and stores."""
         tidx, _, _ = cute.arch.thread_idx()
         row, _, _ = cute.arch.block_idx()
         batch = row // operands.m
@@ -72,26 +72,60 @@ class QuantizeWholeRowsKernel:
             places.append(operands.up + batch * operands.up_batch + in_batch * operands.up_pitch)
         units = operands.k // LANE_VALUES
         words = SmemAllocator().allocate(QUANTIZE_WARPS * WORD_BYTES, 4 * WORD_BYTES).toint()
-        scale = self.scale_of_row(places, units, words)
-        divisor = divisor_of(scale)
+        held = self.hold(places, units)
+        scale = self.scale_of_row(places, held, units, words)
         if tidx == 0:
             store_word(operands.scale + Int64(row) * WORD_BYTES, ptx.bits_of(scale))
-        for unit in cutlass.range(tidx, units, THREADS, unroll=UNROLL):
-            at = Int64(row) * operands.k + unit * LANE_VALUES
-            store_words(operands.data + at, self.encoded_unit(places, unit, divisor))
+        self.store_row(places, held, units, divisor_of(scale), (operands.data + Int64(row) * operands.k,))
 
     @cute.jit
-    def scale_of_row(self, places: list, units: Int32, words: Int32) -> Float32:
+    def hold(self, places: list, units: Int32) -> list:
+        """Loads the first units of a thread, zeros beyond the end of the row: per unit, the words of every input."""
+        held = [
+            [cute.make_rmem_tensor(VECTOR_WORDS, Uint32) for _ in range(len(places))]
+            for _ in range(HELD_UNITS)
+        ]
+        for i in cutlass.range_constexpr(HELD_UNITS):
+            unit = cute.arch.thread_idx()[0] + i * THREADS
+            for j in cutlass.range_constexpr(len(places)):
+                held[i][j].fill(Uint32(0))
+                if unit < units:
+                    words = load_words(places[j] + Int64(unit) * LANE_BYTES, VECTOR_WORDS, KEEP)
+                    for word in cutlass.range_constexpr(VECTOR_WORDS):
+                        held[i][j][word] = words[word]
+        return held
+
+    @cute.jit
+    def scale_of_row(self, places: list, held: list, units: Int32, words: Int32) -> Float32:
         """Returns the scale of a row, which all threads of the CTA read. words: shared memory, one word per warp."""
-        amax = Float32(0.0)
-        for unit in cutlass.range(cute.arch.thread_idx()[0], units, THREADS, unroll=UNROLL):
+        amax, first = Float32(0.0), cute.arch.thread_idx()[0] + HELD_UNITS * THREADS
+        for i in cutlass.range_constexpr(HELD_UNITS):
+            for value in values_of(*held[i], is_bf16=self.is_bf16):
+                amax = ptx.max_nan(amax, ptx.abs_f32(value))
+        for unit in cutlass.range(first, units, THREADS, unroll=1):
             for value in self.values(places, unit):
                 amax = ptx.max_nan(amax, ptx.abs_f32(value))
         return scale_of(self.largest_of_cta(amax, words), self.format.element.max)
 
-    def encoded_unit(self, places: list, unit: Int32, divisor: Float32) -> list:
-        """Returns the elements of a thread's 16 bytes of x, four per word."""
-        quotients = [ptx.div_f32(value, divisor) for value in self.values(places, unit)]
+    @cute.jit
+    def store_row(self, places: list, held: list, units: Int32, divisor: Float32, target: tuple):
+        """Encodes a row and stores it. target: where :meth:`store` puts units."""
+        tidx = cute.arch.thread_idx()[0]
+        for i in cutlass.range_constexpr(HELD_UNITS):
+            if tidx + i * THREADS < units:
+                values = values_of(*held[i], is_bf16=self.is_bf16)
+                self.store(tidx + i * THREADS, units, self.encoded(values, divisor), target)
+        for unit in cutlass.range(tidx + HELD_UNITS * THREADS, units, THREADS, unroll=1):
+            self.store(unit, units, self.encoded(self.values(places, unit), divisor), target)
+
+    @cute.jit
+    def store(self, unit: Int32, units: Int32, encoded: list, target: tuple):
+        """Stores a unit of a row of ``units``. target: (address of the row's data,)."""
+        store_words(target[0] + unit * LANE_VALUES, encoded)
+
+    def encoded(self, values: list, divisor: Float32) -> list:
+        """Returns the elements of a unit, four per word."""
+        quotients = [ptx.div_f32(value, divisor) for value in values]
         fours = [quotients[first : first + 4] for first in range(0, LANE_VALUES, 4)]
         if self.format.has_integer_sums:
             return [ptx.f32x4_to_s8(four) for four in fours]

@@ -57,6 +57,7 @@ def test_rows_apart_and_two_inputs():
 @pytest.mark.parametrize("format", [FP8_1xK, INT8], ids=str)
 def test_whole_rows(format):
     check(inputs(torch.bfloat16), format=format)
+    check(spread((2, 8464), torch.float16), format=format)  # more than the threads hold
 
 
 @pytest.mark.slow

@@ -112,28 +112,31 @@ class Times:
 
 
 TIMES = Times()
-# FP8 tokens and MXFP4 weights: no extra for the largest tiles, which do not exist. Source: fitted to 586 times of 57
-# products on an H200 (``bench/notes/2026-11-29-h200-fp8-rows.md``) with a mean error of 4.2 %; the chosen candidate is 1.0 %
-# slower than the fastest on average, 7.6 % at most. Stream-K was not fitted.
+# FP8 tokens and MXFP4 weights: no extra for the largest tiles, which do not exist. Source: fitted to 639 times of 56 products on
+# an H200 (``bench/notes/2026-11-29-h200-fp8-rows.md``) with a mean error of 3.4 %; the chosen candidate is 1.0 % slower than the
+# fastest on average, 8.7 % at most.
 FP8_TIMES = Times(
-    launch=7.126,
-    cluster=0.6211,
-    tile=0.3566,
-    pair_tile=0.5196,
-    k_tile=((8, 0.2327, 0.2025), (16, 0.243, 0.2118), (32, 0.2569, 0.2388)),
-    large_k_tile=0.1695,
-    k_tile_per_token=0.0006739,
-    k_tile_per_tile_token=0.002452,
+    launch=7.401,
+    cluster=0.6698,
+    tile=0.2133,
+    pair_tile=0.588,
+    k_tile=((8, 0.2351, 0.1988), (16, 0.2502, 0.2077), (32, 0.257, 0.2402)),
+    large_k_tile=0.1734,
+    k_tile_per_token=0.0009028,
+    k_tile_per_tile_token=0.002253,
     largest_k_tile=0.0,
-    long_stage=0.8558,
-    pair_k_tile=0.002691,
-    shared_sm=1.812,
-    shared_sm_of_32=1.87,
-    split=((2, 0.7963), (4, 0.0101), (8, 0.6271)),
-    split_per_token=0.007492,
-    memory_bytes=3.289e6,
-    l2_bytes=9.582e6,
-    power=3.82,
+    long_stage=0.8546,
+    pair_k_tile=0.001586,
+    shared_sm=1.834,
+    shared_sm_of_32=1.918,
+    split=((2, 0.629), (4, 0.0053), (8, 0.6)),
+    split_per_token=0.008431,
+    stream=4.304,
+    stream_per_token=0.002992,
+    part_per_token=0.009047,
+    memory_bytes=3.715e6,
+    l2_bytes=11.22e6,
+    power=3.431,
 )
 # Time of a K tile of other formats relative to NVFP4. Source: ``bench/results/h200_weight_only.json``.
 K_TILE_FACTORS = {"int4": 0.85, "uint4": 0.85, MXFP4.name: 0.91, FP8_128x128.name: 0.88} | {
