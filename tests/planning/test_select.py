@@ -188,12 +188,24 @@ def test_k_is_not_split_where_tiles_fill_the_sms_or_k_is_short():
     assert config_for_mean("sm_100a", NUM_SMS, 8, (16, 512, 512)).split_k == 1
 
 
-def test_tiles_are_narrower_than_the_mean_where_most_sms_would_be_idle():
-    """Modelled on a B200, groups of 320 and 192 rows take 8.97 us with tiles of 128 rows and 10.76 us with tiles of 256."""
-    tile_rows = lambda groups, mean: config_for_mean("sm_100a", NUM_SMS, groups, mean).work_tile_mnk[0]
-    assert tile_rows(2, (256, 3072, 4096)) == tile_rows(2, (256, 4096, 1536)) == 128
-    assert tile_rows(8, (256, 7168, 2048)) == 256  # tiles of 256 rows fill the GPU
-    assert tile_rows(256, (256, 512, 2048)) == 256
+@pytest.mark.parametrize(
+    ("groups", "mean", "rows"),
+    [
+        (
+            2,
+            (256, 3072, 4096),
+            128,
+        ),  # modelled on a B200 with 320 and 192 rows: 8.97 us, 10.76 us with tiles of 256
+        (2, (256, 4096, 1536), 128),  # 6.70, 7.66
+        (8, (256, 2048, 1024), 128),  # 7.30, 7.52
+        (8, (128, 4096, 7168), 192),  # 25.80, 28.34 with tiles of 128: groups of 80 to 248 rows
+        (8, (128, 7168, 2048), 128),  # 15.56, 16.53 with tiles of 192
+        (8, (128, 4096, 2048), 128),  # 10.98, 11.08
+        (256, (256, 512, 2048), 256),
+    ],
+)
+def test_few_groups_of_unknown_sizes_have_the_tile_of_the_least_estimate(groups, mean, rows):
+    assert config_for_mean("sm_100a", NUM_SMS, groups, mean).work_tile_mnk[0] == rows
 
 
 @pytest.mark.parametrize("seed", range(10))

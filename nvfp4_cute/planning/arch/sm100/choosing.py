@@ -65,12 +65,18 @@ class Costs:
     # kinds compare less well than those of one kind.
     split_gain: float = 0.11
     multicast_gain: float = 0.025
+    # Required gain of a tile over the smallest one that holds a group of mean size, if the sizes are not known.
+    tile_gain: float = 0.03
     all_gain: float = (
         0.005  # gain of all CTAs over slightly fewer with even shares, because more CTAs request data
     )
 
 
 COSTS = Costs()
+# Tiles per SM up to which the tile for unknown sizes is estimated. More tiles leave shorter tails, and take longer to estimate.
+FEW_TILES = 1
+# Largest deviation of a group's rows from their mean, in estimates for unknown sizes: even, mild and uneven routing.
+SPREADS = (0.0, 0.3, 0.5)
 # Forms in which the host knows the sizes of groups.
 KNOWN_SIZES = ("list", "batched")
 
@@ -340,46 +346,62 @@ def _epilogue_cycles(config: KernelConfig, slices: int, slice_cycles: float, num
 
 
 def _config_for_mean(problem: GroupedProblem, num_sms: int) -> KernelConfig:
-    """Returns the config for groups of the given mean sizes: tiles that hold the mean, or what `_fills_more` returns."""
+    """Returns the config for groups of the given mean sizes.
+
+    The tile is the smallest one that holds a group of mean size, or that of the least estimate if there are few tiles. K is split
+    if even the largest number of tiles that the rows can form leaves SMs idle.
+    """
     mean = problem.sizes[0]
     chosen = config_for_rows(*mean[:2], problem.num_b, problem.weight_layout)
     chosen = with_k_tile(chosen, _formats(problem))
     if problem.activation is not None or problem.batch_invariant:
         return chosen
-    return _fills_more(chosen, num_sms, problem.num_groups, mean, _formats(problem))
+    tiles = make_schedule(problem.sizes, chosen.work_tile_mnk, num_sms).num_tiles
+    if tiles <= FEW_TILES * num_sms:
+        chosen = _of_least_estimate(chosen, num_sms, problem.num_groups, mean, _formats(problem))
+    return _split_where_idle(chosen, num_sms, problem.num_groups, mean, _formats(problem))
 
 
 @lru_cache(1024)
-def _fills_more(
+def _of_least_estimate(
     whole: KernelConfig, num_sms: int, num_groups: int, mean: tuple[int, int, int], formats: Formats
 ) -> KernelConfig:
-    """Returns ``whole``, or a config with more clusters that gains: one that splits K, or one with narrower tiles.
+    """Returns ``whole``, or a config with another tile whose mean estimate over ``SPREADS`` is lower by ``COSTS.tile_gain``."""
+    (m, n, k), (a_format, b_format) = mean, formats
+    tile_m, _, tile_k = whole.cta_tile_shape_mnk
+    problems = []
+    for most in SPREADS:
+        steps = [0.0] if num_groups == 1 else [2 * i / (num_groups - 1) - 1 for i in range(num_groups)]
+        sizes = tuple((max(1, round(m * (1 + most * step))), n, k) for step in steps)
+        problems.append(GroupedProblem(sizes, a_format=a_format, b_format=b_format))
 
-    Splitting K needs SMs that are idle for every division of the rows. The total of rows bounds the tiles: every group's
-    first tile has at least one row, and each further tile is full. Narrower tiles are tried if most SMs are idle for groups of
-    mean size; a second wave of them costs no more than one wave of ``whole``.
+    def cycles(config: KernelConfig) -> float:
+        total = sum(estimate(config, problem, num_sms).cycles for problem in problems)
+        return total * (1 if config == whole else 1 + COSTS.tile_gain)
+
+    others = (replace(whole, cta_tile_shape_mnk=(tile_m, tile_n, tile_k)) for tile_n in TILES_N)
+    return min([whole, *others], key=cycles)
+
+
+@lru_cache(1024)
+def _split_where_idle(
+    whole: KernelConfig, num_sms: int, num_groups: int, mean: tuple[int, int, int], formats: Formats
+) -> KernelConfig:
+    """Returns ``whole``, or a config that splits K if most SMs are idle for every division of the rows, and it gains.
+
+    The total of rows bounds the tiles: every group's first tile has at least one row, and each further tile is full.
     """
     m, n, _ = mean
     tile_n = whole.cta_tile_shape_mnk[1]
     further = num_groups * max(m - 1, 0) // tile_n
     most_tiles = (num_groups + further) * -(-n // MMA_CTA_M)
     splits = [split for split in SPLITS[1:] if most_tiles <= resident_clusters(num_sms, split)]
-    tried = [
-        replace(whole, use_2cta_instrs=False, split_k=split) for split in splits if tile_n in SPLIT_TILES_N
-    ]
+    if not splits or tile_n not in SPLIT_TILES_N:
+        return whole
     a_format, b_format = formats
     problem = GroupedProblem((mean,) * num_groups, a_format=a_format, b_format=b_format)
-    clusters = make_schedule(problem.sizes, whole.work_tile_mnk, num_sms).num_tiles
-    if 2 * clusters <= resident_clusters(num_sms, whole.cluster_size):
-        tile_m, _, tile_k = whole.cta_tile_shape_mnk
-        tried += [
-            replace(whole, cta_tile_shape_mnk=(tile_m, narrow, tile_k))
-            for narrow in TILES_N
-            if narrow < tile_n
-        ]
-    if not tried:
-        return whole
-    return min([whole, *tried], key=lambda config: _ranked(estimate(config, problem, num_sms)))
+    tried = [whole, *(replace(whole, use_2cta_instrs=False, split_k=split) for split in splits)]
+    return min(tried, key=lambda config: _ranked(estimate(config, problem, num_sms)))
 
 
 def config_for_rows(mean_rows: int, n: int, num_b: int = 1, weight_layout: str = "separate") -> KernelConfig:
