@@ -11,6 +11,7 @@ compared with exact sums. A record is stored as soon as it is there; stored reco
 import argparse
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -49,7 +50,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     known: dict[str, dict[str, Any]] = {}
     if args.results.exists():
         known = provenance.read_object(args.results, (), MAKER)
-    chosen = [case for case in cells() if args.containing in str(case)]
+    chosen = [case for case in cells() if re.search(args.only, str(case))]
     names = args.kernels or [ours.NAME, *FOREIGN]
     end = time.monotonic() + args.deadline
     for name in names:
@@ -92,9 +93,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--target", default="B200", metavar="GPU", help="default: %(default)s")
     parser.add_argument("--kernels", nargs="+", choices=[ours.NAME, *FOREIGN], help="default: all")
-    parser.add_argument(
-        "--containing", default="", metavar="TEXT", help="only cells whose name contains TEXT"
-    )
+    parser.add_argument("--only", default="", metavar="REGEX", help="only cells whose name contains a match")
     parser.add_argument(
         "--deadline", type=float, default=1e9, metavar="S", help="stop after S seconds; the results stay"
     )

@@ -1,7 +1,9 @@
 """CUTLASS's scaled grouped GEMM for experts (``blackwell/kernel/moe/torch_scaled_grouped_mm.py``)."""
 
+from typing import Any
+
 from nvfp4_cute.bench.cases import Case
-from nvfp4_cute.bench.foreign.kernels import Prepared, Tile, cluster_count
+from nvfp4_cute.bench.foreign.kernels import Prepared, Tile, cluster_count, narrow_tile
 from nvfp4_cute.bench.foreign.operands import GroupedOperands
 from nvfp4_cute.bench.foreign.schedule import static_work
 
@@ -9,6 +11,7 @@ TILE_K = 256
 KERNEL = r"^(?!.*desc_init).*ScaledGroupedGemmKernel"
 """The kernel that multiplies. Another one makes the tensor maps of all experts first; its time is not counted."""
 FEW_ROWS = 64
+_COMPILED: dict[Tile, Any] = {}
 
 
 def refuses(case: Case) -> str | None:
@@ -19,8 +22,11 @@ def refuses(case: Case) -> str | None:
 def tiles(case: Case) -> list[Tile]:
     """Returns the tiles to try."""
     most = max(m for m, _, _ in case.sizes)
-    few = [Tile(128, 64), Tile(128, 128)]
-    return few if most <= FEW_ROWS else [Tile(128, 128), Tile(128, 256), Tile(256, 128), Tile(256, 256)]
+    return (
+        [narrow_tile(case)]
+        if most <= FEW_ROWS
+        else [Tile(128, 128), Tile(128, 256), Tile(256, 128), Tile(256, 256)]
+    )
 
 
 def prepare(case: Case, operands: GroupedOperands, tile: Tile, sms: int) -> Prepared:
@@ -60,11 +66,13 @@ def prepare(case: Case, operands: GroupedOperands, tile: Tile, sms: int) -> Prep
         found = cutlass_torch.from_dlpack(tensor)
         return found.mark_layout_dynamic(leading_dim=cutlass_torch.get_leading_dim(tensor))
 
-    arguments = [*map(cute_tensor, tensors)]
+    arguments = list(map(cute_tensor, tensors))
     scales = dict(zip(("global_scale_a", "global_scale_b"), map(cute_tensor, ones), strict=True))
     stream = cuda.CUstream(torch.cuda.current_stream().cuda_stream)
     clusters = cluster_count(sms, ctas)
-    compiled = cute.compile(kernel, *arguments, clusters, stream, **scales)
+    if tile not in _COMPILED:  # all shapes are run-time arguments
+        _COMPILED[tile] = cute.compile(kernel, *arguments, clusters, stream, **scales)
+    compiled = _COMPILED[tile]
     work = static_work(
         operands,
         (tile.m, tile.n, TILE_K),

@@ -7,6 +7,7 @@ from importlib import import_module, metadata
 from pathlib import Path
 from types import ModuleType
 
+from nvfp4_cute.bench.cases import Case
 from nvfp4_cute.bench.foreign.operands import GroupedOperands
 from nvfp4_cute.bench.public_kernels import checkout_version
 from nvfp4_cute.emulator.record.representatives import LaunchWork
@@ -126,6 +127,12 @@ FOREIGN = {
 def restricted(work: LaunchWork, launched: int) -> LaunchWork:
     """Returns the work of a launch of at most a number of clusters."""
     return replace(work, clusters=work.clusters[:launched])
+
+
+def narrow_tile(case: Case, sms: int = 148) -> Tile:
+    """Returns the tile to try for few rows: of 64 columns where tiles of 128 leave SMs of a B200 idle, else of 128."""
+    tiles = sum(-(-n // 128) for m, n, _ in case.sizes if m)
+    return Tile(128, 64 if tiles < sms else 128)
 
 
 def cluster_count(sms: int, ctas: int) -> int:

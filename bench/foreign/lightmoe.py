@@ -24,17 +24,17 @@ def refuses(case: Case) -> str | None:
 
 
 def tiles(case: Case) -> list[Tile]:
-    """Returns the tiles to try: with swapped operands, tokens along N, for few rows."""
+    """Returns the tiles to try: with swapped operands, tokens along N, for few rows.
+
+    For at most 8 rows its decode path is the fastest of three forms in all cells where they were modelled.
+    """
     most = max(m for m, _, _ in case.sizes)
-    narrow = [n for n in NARROW if n // 2 < most <= 2 * n or (n == NARROW[0] and most <= n)]
-    decode = [n for n in NARROW if most <= n][:1]
+    decode = [Tile(128, n, DECODE) for n in NARROW if most <= n][:1]
+    if most <= NARROW[0]:
+        return decode
+    swapped = [Tile(128, n, SWAPPED) for n in NARROW if n // 2 < most <= 2 * n]
     wide = [Tile(128, 256), Tile(256, 128), Tile(256, 256)] if most > NARROW[-1] else []
-    return [
-        *(Tile(128, n, DECODE) for n in decode),
-        *(Tile(128, n, SWAPPED) for n in narrow),
-        Tile(128, 128),
-        *wide,
-    ]
+    return [*decode, *swapped, Tile(128, 128), *wide]
 
 
 def prepare(case: Case, operands: GroupedOperands, tile: Tile, sms: int) -> Prepared:

@@ -75,9 +75,9 @@ class GroupedOperands:
         target.reshape(placed.shape)[_places(np.array(places)[group], row, rows)] = of
         return placed
 
-    def padded(self) -> "GroupedOperands":
-        """Returns operands in which every group has the rows of the largest one, after its own."""
-        most, groups = max(self.rows), len(self.sizes)
+    def padded(self, most: int) -> "GroupedOperands":
+        """Returns operands in which every group has ``most`` rows: its own, and then rows of zeros."""
+        groups = len(self.sizes)
         starts, atoms_of_group = tuple(most * g for g in range(groups)), -(-most // ATOM_ROWS)
         a = torch.zeros(groups * most, self.a.shape[1], dtype=torch.uint8, device=self.device)
         row, group = self._of_rows()

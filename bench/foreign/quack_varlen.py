@@ -1,7 +1,7 @@
 """QuACK's GEMM of sequences (``quack.gemm`` with ``cu_seqlens_m``), with its static scheduler."""
 
 from nvfp4_cute.bench.cases import Case
-from nvfp4_cute.bench.foreign.kernels import Prepared, Tile, cluster_count, restricted
+from nvfp4_cute.bench.foreign.kernels import Prepared, Tile, cluster_count, narrow_tile, restricted
 from nvfp4_cute.bench.foreign.operands import GroupedOperands
 from nvfp4_cute.bench.foreign.schedule import static_work
 from nvfp4_cute.formats.block_format import ATOM_ROWS
@@ -19,8 +19,11 @@ def refuses(case: Case) -> str | None:
 def tiles(case: Case) -> list[Tile]:
     """Returns the tiles to try."""
     most = max(m for m, _, _ in case.sizes)
-    few = [Tile(128, 64), Tile(128, 128)]
-    return few if most <= FEW_ROWS else [Tile(128, 128), Tile(128, 256), Tile(256, 128), Tile(256, 256)]
+    return (
+        [narrow_tile(case)]
+        if most <= FEW_ROWS
+        else [Tile(128, 128), Tile(128, 256), Tile(256, 128), Tile(256, 256)]
+    )
 
 
 def prepare(case: Case, operands: GroupedOperands, tile: Tile, sms: int) -> Prepared:

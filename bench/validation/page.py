@@ -10,6 +10,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from nvfp4_cute.bench.foreign import page as foreign
 from nvfp4_cute.bench.validation import published
 from nvfp4_cute.bench.validation.errors import (
     PREDICTIONS,
@@ -112,7 +113,8 @@ def proved() -> str:
 def tables() -> list[str]:
     """Returns the page's tables, in its order; those by kind are of the newest set."""
     lines = [blind_line(name, committed(name)) for name in PREDICTIONS]
-    return [proved(), "\n".join(lines), kinds(newest()), far_ones(newest()), published.table()]
+    by_others = [published.table(), foreign.published_table(RESULTS / "b200_foreign.json")]
+    return [proved(), "\n".join(lines), kinds(newest()), far_ones(newest()), *by_others]
 
 
 if __name__ == "__main__":
