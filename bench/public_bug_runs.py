@@ -119,8 +119,8 @@ def fused_a_gemm(folder: Path, edits: Sequence[Edit]) -> None:
     module._dsv3_fused_a_gemm_run(rand(4, 1024), rand(32, 1024).t())
 
 
-def _gdn(folder: Path, name: str, edits: Sequence[Edit]) -> Any:
-    """Imports a kernel of SGLang's GDN prefill."""
+def _prefill(folder: Path, family: str, name: str, edits: Sequence[Edit]) -> Any:
+    """Imports a kernel of SGLang's prefill for linear attention, of a family ("gdn" or "kda")."""
     import cutlass.cute as cute
 
     def make_fake_tensor(dtype: Any, shape: tuple[Any, ...], divisibility: int = 1) -> Any:
@@ -133,10 +133,10 @@ def _gdn(folder: Path, name: str, edits: Sequence[Edit]) -> Any:
     ops = sglang(folder)
     stand_in("quack")
     stand_in("quack.compile_utils", make_fake_tensor=make_fake_tensor)
-    for part in ("", ".linear", ".linear.gdn_blackwell"):
+    for part in ("", ".linear", f".linear.{family}_blackwell"):
         package(f"sglang.kernels.ops.attention{part}", ops / f"attention{part.replace('.', '/')}")
-    path = ops / "attention/linear/gdn_blackwell" / f"{name}.py"
-    return load(f"sglang.kernels.ops.attention.linear.gdn_blackwell.{name}", path, edits)
+    path = ops / f"attention/linear/{family}_blackwell" / f"{name}.py"
+    return load(f"sglang.kernels.ops.attention.linear.{family}_blackwell.{name}", path, edits)
 
 
 TOKENS, CHUNK, DIM = 256, 64, 128
@@ -153,7 +153,7 @@ def _chunks() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
 
 def gdn_kkt(folder: Path, edits: Sequence[Edit]) -> None:
     """First kernel of SGLang's GDN prefill: one head, 256 tokens, two chunks per CTA."""
-    module = _gdn(folder, "kernel_kkt_inv_uw", edits)
+    module = _prefill(folder, "gdn", "kernel_kkt_inv_uw", edits)
     keys = torch.nn.functional.normalize(rand(TOKENS, 1, DIM).float(), dim=-1).bfloat16()
     gates, beta = -torch.rand(TOKENS, 1, device="cuda") / 10, torch.rand(TOKENS, 1, device="cuda")
     results = torch.empty_like(keys), torch.empty_like(keys)
@@ -163,9 +163,18 @@ def gdn_kkt(folder: Path, edits: Sequence[Edit]) -> None:
     )
 
 
+def kda_kkt(folder: Path, edits: Sequence[Edit]) -> None:
+    """First kernel of SGLang's KDA prefill: one head, 256 tokens, two chunks per CTA."""
+    module = _prefill(folder, "kda", "kernel_kkt_inv_uw", edits)
+    keys = [torch.nn.functional.normalize(rand(TOKENS, 1, DIM).float(), dim=-1).bfloat16() for _ in range(3)]
+    results = torch.empty_like(keys[0]), torch.empty_like(keys[0])
+    beta = torch.rand(TOKENS, 1, device="cuda")
+    module.kkt_inv_uw_cutedsl(*keys, rand(TOKENS, 1, DIM), *results, beta, *_chunks(), num_sms=2)
+
+
 def gdn_output(folder: Path, edits: Sequence[Edit]) -> None:
     """Last kernel of SGLang's GDN prefill: one head, 256 tokens, two chunks per CTA."""
-    module = _gdn(folder, "kernel_o", edits)
+    module = _prefill(folder, "gdn", "kernel_o", edits)
     queries, keys, values = (rand(TOKENS, 1, DIM) for _ in range(3))
     states, count = rand(TOKENS // CHUNK, 1, DIM, DIM), TOKENS // CHUNK
     gates = -torch.rand(TOKENS, 1, device="cuda") / 10
@@ -264,7 +273,7 @@ def dense_blockscaled(folder: Path, edits: Sequence[Edit]) -> None:
 
 
 RUNS: tuple[Callable[..., None], ...] = (
-    fused_a_gemm, gdn_kkt, gdn_output, indexer_backward, grouped_gemm, top_k, blockscale_m128, dense_blockscaled,
+    fused_a_gemm, gdn_kkt, gdn_output, kda_kkt, indexer_backward, grouped_gemm, top_k, blockscale_m128, dense_blockscaled,
 )  # fmt: skip
 
 

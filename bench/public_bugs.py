@@ -103,6 +103,15 @@ BUGS = (
         remains="the CTA may exit before its last TMA store has read shared memory",
     ),
     Bug(
+        "kda_kkt",
+        "SGLang #37289",
+        "KDA prefill: the next chunk overwrites beta",
+        r"race: st\.shared .* ld\.shared",
+        SGLANG,
+        edits=(Edit("kernel_kkt_inv_uw.py", 592, BARRIER.format(128)),),
+        remains="as in the GDN kernel (line 319)",
+    ),
+    Bug(
         "indexer_backward",
         "cudnn-frontend #426",
         "32 lanes store weights, one elected lane arrives",
@@ -151,7 +160,7 @@ BUGS = (
     Bug(
         "blockscale_m128",
         "CUTLASS #3643",
-        "2-CTA NVFP4 example: arrivals of CTA scope announce the peer's cp.async of SFA",
+        "2-CTA NVFP4 example: arrivals of CTA scope announce the peer's cp.async of SFA (with SFB awaited)",
         r"silicon: remote-arrival-scope: .* cp\.async",
         f"{CUTLASS}@7107b0553",
         edits=public_bug_runs.WIDER_SCOPE,
@@ -332,7 +341,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _row(bug: Bug, sources: Sources, mode: str) -> tuple[tuple[str, ...], bool]:
     """Runs a bug before and after its fix. Returns the row of the table, and whether it came out right."""
-    fixed = bug.fixed or f"{len(bug.edits)} line{'s' * (len(bug.edits) > 1)} changed"
+    fixed = bug.fixed or f"{len(bug.edits)} edit{'s' * (len(bug.edits) > 1)}"
     try:
         before = run(bug, sources.unpacked(bug.source), (), mode)
         after = run(bug, sources.unpacked(bug.fixed or bug.source), bug.edits, mode)
