@@ -48,7 +48,7 @@ from nvfp4_cute.experts.layer import moe
 from nvfp4_cute.experts.products import LocalExperts
 from nvfp4_cute.experts.symmetric import BufferLayout, buffers_of
 from nvfp4_cute.experts.weights import ExpertWeights
-from nvfp4_cute.nn.moe import MoENVFP4
+from nvfp4_cute.nn.moe import MoE
 from nvfp4_cute.roofline.plot import stacked_bars
 from nvfp4_cute.tuning.stopwatch import cold_l2
 
@@ -135,7 +135,7 @@ def timed(calls: Calls, rounds: int = ROUNDS) -> dict[str, float]:
 class Part:
     """A rank's experts of a model."""
 
-    def __init__(self, model: Model, layer: MoENVFP4, rank: int, ranks: int):
+    def __init__(self, model: Model, layer: MoE, rank: int, ranks: int):
         self.model, self.rank, self.ranks = model, rank, ranks
         self.placement = Placement.even(model.experts, ranks)
         held = torch.tensor(self.placement.experts[rank], device=DEVICE)
@@ -250,7 +250,7 @@ def host_us(call: Callable[[], Any]) -> float:
     return float(spent)
 
 
-def measure(part: Part, whole: MoENVFP4, tokens: int, rounds: int) -> Result:
+def measure(part: Part, whole: MoE, tokens: int, rounds: int) -> Result:
     """Compares, then times. Raises ValueError if the result differs from one GPU's."""
     model, rank, ranks = part.model, part.rank, part.ranks
     generator = torch.Generator(DEVICE).manual_seed(1)

@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-from nvfp4_cute import MoENVFP4, QuantizedLinear, route
+from nvfp4_cute import MoE, QuantizedLinear, route
 from nvfp4_cute.bench import processes, provenance
 from nvfp4_cute.bench.moe import MODELS, Model
 from nvfp4_cute.emulator.record.events import LaunchTrace
@@ -121,9 +121,9 @@ def _linear_call(n: int, k: int, tokens: int) -> Callable[[str], object]:
     return run
 
 
-def empty_experts(model: Model, device: torch.device | str = "cpu") -> MoENVFP4:
+def empty_experts(model: Model, device: torch.device | str = "cpu") -> MoE:
     """Makes a layer with unwritten weights, which take no memory on the CPU."""
-    module = MoENVFP4(1, model.hidden, model.width, device=device)
+    module = MoE(1, model.hidden, model.width, device=device)
     for name, n, k in (("w13", 2 * model.width, model.hidden), ("w2", model.hidden, model.width)):
         empty = lambda *shape: torch.empty((model.experts, *shape), dtype=torch.uint8, device=device)
         scale = empty(*NVFP4.scale_shape(n, k))

@@ -34,10 +34,8 @@ if TYPE_CHECKING:
     from nvfp4_cute.models.transformers import load as load
     from nvfp4_cute.nn.fused import fuse as fuse
     from nvfp4_cute.nn.latent import LatentMoE as LatentMoE
-    from nvfp4_cute.nn.linear import LinearNVFP4 as LinearNVFP4
     from nvfp4_cute.nn.linear import QuantizedLinear as QuantizedLinear
     from nvfp4_cute.nn.moe import MoE as MoE
-    from nvfp4_cute.nn.moe import MoENVFP4 as MoENVFP4
     from nvfp4_cute.nn.persistent_mlp import PersistentMLP as PersistentMLP
     from nvfp4_cute.nn.replace import replace_linears as replace_linears
     from nvfp4_cute.operands.group_sizes import debug as debug
@@ -90,14 +88,12 @@ _MODULES = {
     "INT8": "formats.block_format",
     "RankError": "errors",
     "KernelConfig": "planning.config",
-    "LinearNVFP4": "nn.linear",
     "QuantizedLinear": "nn.linear",
     "MXFP4": "formats.block_format",
     "MXFP8_E4M3": "formats.block_format",
     "MXFP8_E5M2": "formats.block_format",
     "LatentMoE": "nn.latent",
     "MoE": "nn.moe",
-    "MoENVFP4": "nn.moe",
     "NVFP4": "formats.block_format",
     "NVFP4Tensor": "formats.block_scaled",
     "Options": "ops.options",

@@ -8,7 +8,7 @@ import torch
 import nvfp4_cute
 
 OPERATIONS = (
-    "QuantizedLinear", "MoENVFP4", "PersistentMLP", "dual_gemm", "gemm", "gemv", "grouped_dual_gemm", "grouped_gemm",
+    "QuantizedLinear", "MoE", "PersistentMLP", "dual_gemm", "gemm", "gemv", "grouped_dual_gemm", "grouped_gemm",
     "grouped_quantize", "moe", "quantize", "route",
 )  # fmt: skip
 NAMES = {name: getattr(nvfp4_cute, name) for name in nvfp4_cute.__all__} | {"torch": torch}

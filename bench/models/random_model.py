@@ -20,7 +20,7 @@ from nvfp4_cute.nn.experts import RoutedExperts
 from nvfp4_cute.nn.fused import fuse as fuse_layers
 from nvfp4_cute.nn.kept import keep_decoded
 from nvfp4_cute.nn.linear import K_STEP, QuantizedLinear
-from nvfp4_cute.nn.moe import MoENVFP4
+from nvfp4_cute.nn.moe import MoE
 from nvfp4_cute.ops.quantize import quantize
 from nvfp4_cute.terminal import bar
 
@@ -183,7 +183,7 @@ def _experts(module: Any, activation: Any, way: Way, device: torch.device) -> Ro
     hidden = width // 2 if has_gate else width
     is_quantized = activations == "nvfp4"
     scales: dict[str, Any] = {"input_scale": INPUT_SCALE, "hidden_scale": INPUT_SCALE} if is_quantized else {}
-    layer = MoENVFP4.from_quantized(
+    layer = MoE.from_quantized(
         one(width, features), one(features, hidden), bias13=bias(width), bias2=bias(features), activations=activations,
         activation=activation, weight_layout="concatenated" if has_gate else "none", **scales,
     )  # fmt: skip

@@ -13,7 +13,7 @@ from nvfp4_cute.models.vllm import NAME
 from nvfp4_cute.models.vllm.taken import refusal
 from nvfp4_cute.nn.by_rows import by_rows, experts_by_rows
 from nvfp4_cute.nn.linear import QuantizedLinear
-from nvfp4_cute.nn.moe import MoENVFP4
+from nvfp4_cute.nn.moe import MoE
 from nvfp4_cute.nn.prepare import MAX_ROWS, kernels_of, tokens_of
 from nvfp4_cute.planning.rows import representative_rows
 
@@ -167,7 +167,7 @@ def _experts_call(kind: Kind, backend: str, top_k: int, activation: Activation) 
     width = next(iter(kind.k_sizes - {k}), k)
     is_w4a16 = kind.scheme.activations is None
     scale = None if is_w4a16 else SCALE
-    layer = MoENVFP4(
+    layer = MoE(
         experts, k, width, activations="16bit" if is_w4a16 else "nvfp4", input_scale=scale, hidden_scale=scale,
         weight_layout="none" if n == width else "concatenated", activation=activation, backend=backend,
     )  # fmt: skip

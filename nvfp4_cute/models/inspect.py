@@ -168,9 +168,9 @@ def what_runs(kind: Kind) -> str:
     if scheme.weights == INT4 and is_experts and scheme.activations is None:
         return "MoE, weight-only"
     if scheme.weights == "nvfp4" and scheme.activations == "nvfp4":
-        return "MoENVFP4" if is_experts else "QuantizedLinear"
+        return "MoE" if is_experts else "QuantizedLinear"
     if scheme.weights in ("nvfp4", "mxfp4"):
-        way = "MoENVFP4, weight-only" if is_experts else "QuantizedLinear, weight-only"
+        way = "MoE, weight-only" if is_experts else "QuantizedLinear, weight-only"
         if scheme.weights == "mxfp4":
             way += ", as NVFP4 with the same values"
     elif scheme.weights == INT4 and not is_experts:

@@ -37,7 +37,7 @@ from nvfp4_cute.nn.experts import (
     SortedExperts,
 )
 from nvfp4_cute.nn.linear import K_STEP, QuantizedLinear
-from nvfp4_cute.nn.moe import MoE, MoENVFP4
+from nvfp4_cute.nn.moe import MoE
 from nvfp4_cute.nn.products import KERNEL_DTYPE
 from nvfp4_cute.nn.rounded import PreparedInput, PreparedRows, RoundedInput
 from nvfp4_cute.nn.weights import has_products
@@ -346,7 +346,7 @@ def _has_whole_blocks(stored: StoredExperts, format: BlockFormat) -> bool:
 
 
 def _is_moe(stored: StoredExperts, keep_two_factors: bool) -> bool:
-    """Returns whether MoENVFP4 supports the experts, provided that NVFP4 can represent their values."""
+    """Returns whether MoE supports the experts, provided that NVFP4 can represent their values."""
     if stored.scheme.activations not in ("nvfp4", None):
         return False
     has_two = stored.has_gate and (keep_two_factors or not _is_one_factor(stored.w13_global))
@@ -368,7 +368,7 @@ def _moe_module(
     *,
     dtype: torch.dtype,
     backend: str,
-) -> MoENVFP4:
+) -> MoE:
     def weights(weight: NVFP4Tensor, factor: torch.Tensor | None) -> moe_weights.ExpertWeights:
         factor = None if factor is None else factor.to(weight.data.device)
         if weight.global_scale is not None:  # one for all experts, where other scales became NVFP4's
@@ -389,7 +389,7 @@ def _moe_module(
     scales: dict[str, Any] = {}
     if stored.scheme.activations:
         scales = {"input_scale": stored.w13_input, "hidden_scale": stored.w2_input}
-    return MoENVFP4.from_quantized(
+    return MoE.from_quantized(
         weights(exact[0], factors), weights(exact[1], stored.w2_global), bias13=bias13, bias2=bias2,
         activations=rows or "16bit", activation=activation,
         weight_layout="concatenated" if stored.has_gate else "none",

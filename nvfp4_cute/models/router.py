@@ -38,7 +38,7 @@ class Routing:
 
 
 def fuse_routers(model: torch.nn.Module) -> list[str]:
-    """Makes the routers of MoENVFP4 experts call ``route``, in place; returns the names of those that do.
+    """Makes the routers of MoE experts call ``route``, in place; returns the names of those that do.
 
     A test with random weights finds out what a router computes. Routers that compute something else stay. A module keeps its
     class.

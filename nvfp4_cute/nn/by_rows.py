@@ -11,7 +11,7 @@ from nvfp4_cute.batch_invariance import is_batch_invariant
 from nvfp4_cute.custom_ops import custom_op
 from nvfp4_cute.nn.activations import Mode
 from nvfp4_cute.nn.linear import QuantizedLinear
-from nvfp4_cute.nn.moe import MoE, MoENVFP4
+from nvfp4_cute.nn.moe import MoE
 from nvfp4_cute.nn.products import product
 from nvfp4_cute.ops.library import Operation, refuse_backward
 from nvfp4_cute.planning.arch.faster_rows import experts_keep_16_bits, has_choice, keeps_16_bits
@@ -97,7 +97,7 @@ class ExpertsByRows(torch.nn.Module):
         weight_scales: global scales of the weights, float32: [2, E] for gate and up, and [E] for down.
     """
 
-    def __init__(self, quantizing: MoENVFP4, weight_scales: tuple[torch.Tensor, torch.Tensor]):
+    def __init__(self, quantizing: MoE, weight_scales: tuple[torch.Tensor, torch.Tensor]):
         super().__init__()
         self.quantizing = quantizing
         self.exact = sharing(quantizing, weight_scales)
@@ -112,9 +112,9 @@ class ExpertsByRows(torch.nn.Module):
         return layer(x, ids, weights)
 
 
-def sharing(layer: MoENVFP4, weight_scales: tuple[torch.Tensor, torch.Tensor]) -> MoENVFP4:
+def sharing(layer: MoE, weight_scales: tuple[torch.Tensor, torch.Tensor]) -> MoE:
     """Makes experts with 16-bit activations that share the weights of ``layer``."""
-    made = MoENVFP4(
+    made = MoE(
         layer.num_experts, layer.hidden_size, layer.intermediate_size, activations="16bit", activation=layer.activation,
         limit=layer.limit, weight_layout=layer.weight_layout, weight_on_input=layer.weight_on_input,
         first_expert=layer.first_expert, device="meta", backend=layer.backend,
@@ -165,7 +165,7 @@ def by_rows(layer: torch.nn.Module) -> torch.nn.Module:
 
 def experts_by_rows(layer: MoE, weight_scales: tuple[torch.Tensor, torch.Tensor]) -> torch.nn.Module:
     """Does for experts what ``by_rows`` does for linear layers."""
-    if not isinstance(layer, MoENVFP4) or layer.activations != "nvfp4" or layer.bias13 is not None:
+    if layer.activations != "nvfp4" or layer.bias13 is not None:
         return layer
     has_choice = _has_choice(layer.backend, layer.w13.device)
     return ExpertsByRows(layer, weight_scales) if has_choice else layer

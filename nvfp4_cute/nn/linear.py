@@ -572,7 +572,3 @@ class QuantizedLinear(state.Picklable):
         if self.shared is not None:
             self.shared[0].changed()
         return self
-
-
-class LinearNVFP4(QuantizedLinear):
-    """Another name for :class:`QuantizedLinear`; the default format is NVFP4."""

@@ -1,7 +1,7 @@
 """``MoE``: a layer of experts with quantized weights as a module of torch.nn, for inference."""
 
 from collections.abc import Mapping
-from typing import Any, ClassVar, TypeVar
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -149,7 +149,6 @@ class MoE(NamesFormats):
     """
 
     FACTORS = ("alpha13", "alpha2", "input_scale", "hidden_scale")
-    FORMATS: ClassVar[tuple[BlockFormat, ...]] = tuple(ROWS)
 
     @property
     def _block_factors(self) -> tuple[str, ...]:
@@ -192,7 +191,7 @@ class MoE(NamesFormats):
         backend: str = "auto",
     ):
         super().__init__()
-        formats = _pair(format, self.FORMATS)
+        formats = _pair(format)
         format = formats[1]
         activations = activations or ROWS[format][0]
         if activations not in ROWS[format]:
@@ -281,7 +280,7 @@ class MoE(NamesFormats):
         """
         options_of.refuse(options, DECIDED, "gate_up")
         format = as_format("format", format)
-        _check_format("format", format, cls.FORMATS)
+        _check_format("format", format)
         check_is_tensor("gate_up", gate_up)
         check_is_tensor("down", down)
         if gate_up.ndim != 3 or down.ndim != 3:
@@ -311,8 +310,8 @@ class MoE(NamesFormats):
         options_of.refuse(options, (*DECIDED, "format"), "w13")
         check_expert_weights("w13", w13)
         check_expert_weights("w2", w2)
-        _pair((w13.format, w2.format), cls.FORMATS)
-        w13, w2 = (_as_kernels_read(w, cls.FORMATS) for w in (w13, w2))
+        _pair((w13.format, w2.format))
+        w13, w2 = (_as_kernels_read(w) for w in (w13, w2))
         if w13.format == MXFP4 and options.get("activations") == "fp8_1xk":
             w13, w2 = w13.for_fp8(), w2.for_fp8()
         formats = w13.format, w2.format
@@ -517,39 +516,27 @@ class MoE(NamesFormats):
         return super().__deepcopy__(memo)
 
 
-class MoENVFP4(MoE):
-    """:class:`MoE` with NVFP4 weights, 4.5 bits per weight.
-
-    Example:
-        >>> layer = MoENVFP4.from_experts(torch.randn(4, 512, 128) / 16, torch.randn(4, 128, 256) / 16)
-        >>> layer.activations
-        'nvfp4'
-    """
-
-    FORMATS = (NVFP4,)
-
-
-def _pair(format: Any, known: tuple[BlockFormat, ...]) -> tuple[BlockFormat, BlockFormat]:
+def _pair(format: Any) -> tuple[BlockFormat, BlockFormat]:
     """Returns the formats of w13 and w2. Raises ValueError for two formats that one layer cannot combine."""
     first, second = format if isinstance(format, tuple) else (format, format)
     formats = as_format("format", first), as_format("format", second)
     for one in formats:
-        _check_format("format", one, known)
+        _check_format("format", one)
     if formats[0] != formats[1] and not all(one.is_int4 for one in formats):
         raise ValueError(f"w13 is {formats[0].title} and w2 {formats[1].title}; quantize both to one format")
     return formats
 
 
-def _check_format(name: str, format: BlockFormat, formats: tuple[BlockFormat, ...]) -> None:
-    """Raises TypeError or ValueError unless ``format`` is one of ``formats``."""
-    if format not in formats:
-        known = dict.fromkeys(one.family for one in formats)
+def _check_format(name: str, format: BlockFormat) -> None:
+    """Raises ValueError unless ``format`` is one of weights of a layer."""
+    if format not in ROWS:
+        known = dict.fromkeys(one.family for one in ROWS)
         raise ValueError(f"{name} is {format.title}; use {' or '.join(known)}")
 
 
-def _as_kernels_read(weights: Any, formats: tuple[BlockFormat, ...]) -> ExpertWeights:
-    """Converts weights in one of the ``formats`` to the layout of kernels, with blocked scales where the format has these."""
-    _check_format("the format of weights", weights.format, formats)
+def _as_kernels_read(weights: Any) -> ExpertWeights:
+    """Converts weights to the layout of kernels, with blocked scales where the format has these."""
+    _check_format("the format of weights", weights.format)
     if isinstance(weights, BlockScaledTensor):
         weights = weights.with_scale_layout(weights.format.scale_layout)
     return ExpertWeights(weights.data, weights.scale, weights.global_scale, weights.format)

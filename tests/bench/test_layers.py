@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from nvfp4_cute import MoENVFP4, cli
+from nvfp4_cute import MoE, cli
 from nvfp4_cute.bench import layers, layers_page
 from nvfp4_cute.bench.layers import Cell
 from nvfp4_cute.bench.moe import Model
@@ -51,7 +51,7 @@ def test_the_call_is_the_layer_with_its_routing(tiny):
 
 
 def testempty_experts_are_those_of_the_constructor():
-    made, empty = MoENVFP4(16, 256, 256), layers.empty_experts(TINY)
+    made, empty = MoE(16, 256, 256), layers.empty_experts(TINY)
     state = lambda module: {name: (x.shape, x.dtype) for name, x in module.state_dict().items()}
     assert state(made) == state(empty) and made.num_experts == empty.num_experts
 

@@ -14,7 +14,7 @@ from nvfp4_cute.bench.models.fp8_linear import LinearFP8  # noqa: E402
 from nvfp4_cute.bench.models.random_model import NAMES, config_of, random_model  # noqa: E402
 from nvfp4_cute.cli import main  # noqa: E402
 from nvfp4_cute.nn.linear import QuantizedLinear  # noqa: E402
-from nvfp4_cute.nn.moe import MoENVFP4  # noqa: E402
+from nvfp4_cute.nn.moe import MoE  # noqa: E402
 
 # Parameters in units of 10^9, from the models' cards.
 SIZES = {
@@ -61,7 +61,7 @@ def test_random_model(tiny):
     linears = {n for n, m in model.named_modules() if isinstance(m, torch.nn.Linear)}
     assert linears == {"lm_head"}
     assert sum(isinstance(m, QuantizedLinear) for m in model.modules()) == 8
-    assert sum(isinstance(m, MoENVFP4) for m in model.modules()) == 2
+    assert sum(isinstance(m, MoE) for m in model.modules()) == 2
     with torch.no_grad():
         logits = model(torch.arange(8).unsqueeze(0)).logits
     assert logits.isfinite().all() and logits.std() > 0

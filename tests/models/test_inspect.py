@@ -23,7 +23,7 @@ def test_counts_of_a_tools_folder(capsys):
     assert (of_experts["count"], of_experts["shape"], of_experts["computed_by"]) == (
         2,
         "8 x [128, 128]",
-        "MoENVFP4",
+        "MoE",
     )
     # 8 experts: 4.5 bits per weight, and one float32 each for weights and activations of three projections.
     assert of_experts["nbytes"] == 2 * 8 * (3 * 64 * 128 * 4.5 / 8 + 3 * 8)

@@ -21,7 +21,6 @@ from nvfp4_cute.nn.experts import EqualGroups  # noqa: E402
 from nvfp4_cute.nn.linear import QuantizedLinear  # noqa: E402
 from nvfp4_cute.nn.moe import (
     MoE,  # noqa: E402
-    MoENVFP4,  # noqa: E402
 )
 
 SMALL = {
@@ -106,7 +105,7 @@ def test_gpt_oss_as_released(tmp_path):
     }
     write(tmp_path / "out", tensors, quantization, **config)
     loaded = ours.load(tmp_path / "out", dtype=torch.bfloat16)
-    assert sum(isinstance(m, MoENVFP4) and m.activations == "16bit" for m in loaded.modules()) == 2
+    assert sum(isinstance(m, MoE) and m.activations == "16bit" for m in loaded.modules()) == 2
     assert relative(logits(loaded), logits(model)) < 0.02
 
 

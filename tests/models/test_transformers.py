@@ -27,7 +27,7 @@ from nvfp4_cute.models import transformers as ours  # noqa: E402
 from nvfp4_cute.models.checkpoints import Checkpoint  # noqa: E402
 from nvfp4_cute.models.checkpoints.tensors import TensorFiles  # noqa: E402
 from nvfp4_cute.nn.experts import RoutedExperts, SortedExperts  # noqa: E402
-from nvfp4_cute.nn.moe import MoENVFP4  # noqa: E402
+from nvfp4_cute.nn.moe import MoE  # noqa: E402
 from nvfp4_cute.nn.rounded import rounded  # noqa: E402
 from nvfp4_cute.reference import activated  # noqa: E402
 
@@ -131,7 +131,7 @@ def test_checkpoint(folder):
     error = relative(logits, expected)
     assert error < (0.02 if is_exact else 0.35), f"{error}; {schemes}"
     assert len(seen) == len(checkpoint.linears) + len(checkpoint.experts)
-    assert sum(isinstance(m, MoENVFP4) for m in model.modules()) == len(checkpoint.experts)
+    assert sum(isinstance(m, MoE) for m in model.modules()) == len(checkpoint.experts)
     for name, (module, (x, *rest), y) in seen.items():
         if prefix := checkpoint.linear_named(name):
             stored = checkpoint.linear(prefix)

@@ -31,7 +31,7 @@ from nvfp4_cute.models.vllm import requirements  # noqa: E402
 from nvfp4_cute.models.vllm.config import CheckpointConfig, renamed  # noqa: E402
 from nvfp4_cute.models.vllm.experts import as_moving_parameters, filled  # noqa: E402
 from nvfp4_cute.models.vllm.taken import refusal  # noqa: E402
-from nvfp4_cute.nn.moe import MoENVFP4  # noqa: E402
+from nvfp4_cute.nn.moe import MoE  # noqa: E402
 
 DATA = Path(__file__).parents[1] / "data" / "checkpoints"
 MORE = os.environ.get("NVFP4_CUTE_CHECKPOINTS")
@@ -437,7 +437,7 @@ def wide_experts():
 
     g = torch.Generator().manual_seed(0)
     w13, w2 = torch.randn(4, 256, 64, generator=g), torch.randn(4, 64, 128, generator=g)
-    return Ours(MoENVFP4.from_experts(w13, w2, input_scale=[0.01, 0.02, 0.03, 0.04], hidden_scale=0.1))
+    return Ours(MoE.from_experts(w13, w2, input_scale=[0.01, 0.02, 0.03, 0.04], hidden_scale=0.1))
 
 
 @pytest.mark.parametrize("kind", ["stored", "wide"])

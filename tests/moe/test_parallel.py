@@ -14,7 +14,7 @@ from expert_layers import some_layer
 from oracle import assert_bitwise_equal
 from ranks import TIMEOUT_SECONDS, differences, part_of, run_ranks
 
-from nvfp4_cute import MoENVFP4
+from nvfp4_cute import MoE
 from nvfp4_cute.errors import RankError, UnsupportedProblem
 from nvfp4_cute.experts import board
 from nvfp4_cute.experts.layer import moe
@@ -200,8 +200,8 @@ def module_result(rank: int) -> tuple[list, list]:
     x, held = torch.randn(6, 64, generator=generator).bfloat16(), slice(2 * rank, 2 * rank + 2)
     ids = torch.randint(0, 4, (6, 2), generator=generator)
     weights = torch.rand(6, 2, generator=generator)
-    layer = MoENVFP4.from_experts(gate_up, down, bias2=bias2)
-    part = MoENVFP4.from_experts(gate_up[held], down[held], bias2=bias2, process_group=dist.group.WORLD)
+    layer = MoE.from_experts(gate_up, down, bias2=bias2)
+    part = MoE.from_experts(gate_up[held], down[held], bias2=bias2, process_group=dist.group.WORLD)
     mine = slice(3 * rank, 3 * rank + 3)
     return part(x[mine], ids[mine], weights[mine]).tolist(), layer(x, ids, weights)[mine].tolist()
 

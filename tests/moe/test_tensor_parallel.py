@@ -8,7 +8,7 @@ import torch.distributed as dist
 from expert_layers import some_layer
 from ranks import run_ranks
 
-from nvfp4_cute import MoENVFP4
+from nvfp4_cute import MoE
 from nvfp4_cute.errors import RankError
 from nvfp4_cute.experts import board
 from nvfp4_cute.experts.layer import moe
@@ -28,7 +28,7 @@ def some_weights(dtype):
 
 
 def layer_of(gate_up, down, bias2, rank, ranks, **options):
-    return MoENVFP4.from_experts(*shard(gate_up, down, rank, ranks), bias2=bias2, **options)
+    return MoE.from_experts(*shard(gate_up, down, rank, ranks), bias2=bias2, **options)
 
 
 def over_ranks(rank: int, ranks: int) -> list[list[list[float]]]:
@@ -41,7 +41,7 @@ def over_ranks(rank: int, ranks: int) -> list[list[list[float]]]:
     none = torch.zeros_like(bias2)  # with a bias, the activation is a launch of its own
     rest = [layer_of(gate_up, down, none, other, ranks)(x, ids, weights) for other in range(1, ranks)]
     total = torch.stack([share.float() for share in (first, *rest)]).sum(0).to(y.dtype)
-    whole = MoENVFP4.from_experts(gate_up, down, bias2=bias2)(*arguments)
+    whole = MoE.from_experts(gate_up, down, bias2=bias2)(*arguments)
     return [result.tolist() for result in (y, total, whole)]
 
 

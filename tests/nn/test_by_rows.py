@@ -9,7 +9,7 @@ from nvfp4_cute.experts.weights import ExpertWeights, product_factors
 from nvfp4_cute.nn import by_rows
 from nvfp4_cute.nn.by_rows import ExpertsByRows, LinearByRows, experts_by_rows
 from nvfp4_cute.nn.linear import QuantizedLinear
-from nvfp4_cute.nn.moe import MoENVFP4
+from nvfp4_cute.nn.moe import MoE
 
 
 @pytest.fixture
@@ -63,14 +63,14 @@ def test_experts_take_the_way_of_their_tokens(few_in_16_bits, tokens):
         ExpertWeights.quantize(torch.randn(4, *size, generator=g) / 8) for size in ((256, 64), (64, 128))
     )
     scales = {"input_scale": torch.tensor([0.002]), "hidden_scale": torch.full((4,), 0.01)}
-    quantizing = MoENVFP4.from_quantized(w13, w2, **scales)
+    quantizing = MoE.from_quantized(w13, w2, **scales)
     factors = torch.stack(product_factors(w13, None, 4)), product_factors(w2, None, 4)[0]
     layer = experts_by_rows(quantizing, factors)
     assert isinstance(layer, ExpertsByRows)
     assert layer.exact.w13.data_ptr() == quantizing.w13.data_ptr()
     x = torch.randn(tokens, 64, generator=g).bfloat16()
     choice = route(torch.randn(tokens, 4, generator=g), 2)
-    expected = MoENVFP4.from_quantized(w13, w2, activations="16bit") if tokens <= 4 else quantizing
+    expected = MoE.from_quantized(w13, w2, activations="16bit") if tokens <= 4 else quantizing
     assert torch.equal(layer(x, *choice), expected(x, *choice))
 
 
@@ -93,6 +93,6 @@ def test_on_an_h200_few_rows_are_not_quantized():
 
 def test_on_an_h200_few_tokens_of_experts_are_not_quantized():
     scales = {"input_scale": 0.002, "hidden_scale": 0.01, "backend": "emulator:H200"}
-    layer = experts_by_rows(MoENVFP4(8, 512, 256, **scales), (torch.ones(2, 8), torch.ones(8)))
+    layer = experts_by_rows(MoE(8, 512, 256, **scales), (torch.ones(2, 8), torch.ones(8)))
     modes = {rows: by_rows.faster_mode_of_experts(rows, layer.quantizing) for rows in (8, 65536)}
     assert modes == {8: "16bit", 65536: "nvfp4"}

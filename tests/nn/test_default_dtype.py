@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from nvfp4_cute import MoENVFP4, PersistentMLP, QuantizedLinear, quantize, route
+from nvfp4_cute import MoE, PersistentMLP, QuantizedLinear, quantize, route
 from nvfp4_cute.ops.parts import gemv
 
 
@@ -32,7 +32,7 @@ def everything(x, gate_up, down, logits):
     for q in (quantize(x, global_scale="auto"), quantize(x, global_scale=0.0123456)):
         found += [q.data, q.scale, q.global_scale]
     linear = QuantizedLinear.from_quantized(quantize(gate_up[0], global_scale="auto"), dtype=torch.bfloat16)
-    experts = MoENVFP4.from_experts(gate_up, down, input_scale=0.0123456)
+    experts = MoE.from_experts(gate_up, down, input_scale=0.0123456)
     square = quantize(gate_up[0, :64])
     mlp = PersistentMLP([square, square], [0.0123456, 0.1, 0.2], backend="reference")
     row, vector = quantize(x), quantize(x[0])

@@ -7,7 +7,6 @@ from nvfp4_cute import (
     INT8,
     FP8_128x128,
     MoE,
-    MoENVFP4,
     QuantizedLinear,
     UnsupportedProblem,
     int4_format,
@@ -75,16 +74,16 @@ def sorted_experts():
     return SortedExperts([Projection(side) for side in sides], activations="fp8_1x128")
 
 
-@pytest.fixture(scope="module", params=["SortedExperts", "MoENVFP4"])
+@pytest.fixture(scope="module", params=["SortedExperts", "MoE"])
 def experts(request):
-    if request.param == "MoENVFP4":
-        return MoENVFP4.from_experts(some(2, 256, 128), some(2, 128, 128))
+    if request.param == "MoE":
+        return MoE.from_experts(some(2, 256, 128), some(2, 128, 128))
     return sorted_experts()
 
 
 @pytest.mark.parametrize("name, what", [(name, what) for name, cases in WRONG.items() for what in cases])
 def test_experts_refuse(experts, name, what):
-    if isinstance(experts, MoENVFP4) and (name, what) == ("x", "of another batch"):
+    if isinstance(experts, MoE) and (name, what) == ("x", "of another batch"):
         pytest.skip("any leading dimensions are rows")
     given = {"x": X, "ids": IDS, "weights": WEIGHTS} | {name: WRONG[name][what]()}
     with pytest.raises(REFUSALS, match="x|ids|weights|K="):
@@ -149,7 +148,7 @@ def test_a_layer_of_experts_is_not_made_of(options):
     (name,) = options
     sizes = {"num_experts": 2, "hidden_size": 64, "intermediate_size": 64}
     with pytest.raises(REFUSALS, match=name):
-        MoENVFP4(**sizes | options)
+        MoE(**sizes | options)
 
 
 @pytest.mark.parametrize(

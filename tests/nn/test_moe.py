@@ -1,4 +1,4 @@
-"""MoE and MoENVFP4: quantization, state dict, devices and dtypes, torch.compile. Results are tested in tests/moe."""
+"""MoE: quantization, state dict, devices and dtypes, torch.compile. Results are tested in tests/moe."""
 
 import copy
 import io
@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 import nvfp4_cute
-from nvfp4_cute import BlockScaledTensor, MoE, MoENVFP4, Rows, UnsupportedProblem, quantize, route
+from nvfp4_cute import BlockScaledTensor, MoE, Rows, UnsupportedProblem, quantize, route
 from nvfp4_cute.experts.layer import moe
 from nvfp4_cute.experts.weights import ExpertWeights
 from nvfp4_cute.formats.block_format import INT8, MXFP4, MXFP8_E4M3, NVFP4, FP8_128x128, int4_format
@@ -34,7 +34,7 @@ def batch():
 def test_close_to_the_layer_in_float64():
     gate_up, down = experts()
     x, ids, weights = batch()
-    y = MoENVFP4.from_experts(gate_up, down)(x, ids, weights)
+    y = MoE.from_experts(gate_up, down)(x, ids, weights)
     want = torch.zeros(T, H, dtype=torch.float64)
     for t in range(T):
         for k in range(2):
@@ -49,10 +49,10 @@ def test_scales_reach_the_result():
     gate_up, down = experts()
     x, ids, weights = batch()
     scales = {"input_scale": torch.tensor(0.01), "hidden_scale": torch.rand(E) / 10}
-    layer = MoENVFP4.from_experts(gate_up, down, **scales)
+    layer = MoE.from_experts(gate_up, down, **scales)
     w13, w2 = ExpertWeights.quantize(gate_up), ExpertWeights.quantize(down)
     assert torch.equal(layer(x, ids, weights), moe(x, ids, weights, w13, w2, **scales))
-    assert not torch.equal(layer(x, ids, weights), MoENVFP4.from_experts(gate_up, down)(x, ids, weights))
+    assert not torch.equal(layer(x, ids, weights), MoE.from_experts(gate_up, down)(x, ids, weights))
 
 
 def test_factors_of_both_halves():
@@ -60,10 +60,10 @@ def test_factors_of_both_halves():
     w13, w2 = ExpertWeights.quantize(gate_up), ExpertWeights.quantize(down)
     pair = ExpertWeights(w13.data, w13.scale, torch.stack([w13.global_scale, 2 * w13.global_scale], 1))
     x, ids, weights = batch()
-    layer = MoENVFP4.from_quantized(pair, w2)
+    layer = MoE.from_quantized(pair, w2)
     assert torch.equal(layer(x, ids, weights), moe(x, ids, weights, pair, w2))
     assert not torch.equal(layer(x, ids, weights), moe(x, ids, weights, w13, w2))
-    loaded = MoENVFP4(E, H, I)
+    loaded = MoE(E, H, I)
     loaded.load_state_dict(layer.state_dict())
     assert torch.equal(loaded(x, ids, weights), layer(x, ids, weights))
 
@@ -73,11 +73,11 @@ def test_state_dict(scales):
     """A file and an empty layer give the same result, with 4.5 bits per weight and few further bytes."""
     gate_up, down = experts()
     x, ids, weights = batch()
-    layer = MoENVFP4.from_experts(gate_up, down, **scales)
+    layer = MoE.from_experts(gate_up, down, **scales)
     file = io.BytesIO()
     torch.save(layer.state_dict(), file)
     file.seek(0)
-    empty = MoENVFP4(E, H, I, **scales)
+    empty = MoE(E, H, I, **scales)
     empty.load_state_dict(torch.load(file))
     assert torch.equal(empty(x, ids, weights), layer(x, ids, weights))
     size = sum(t.numel() * t.element_size() for t in layer.state_dict().values())
@@ -88,12 +88,10 @@ def test_biases_and_dtypes():
     gate_up, down = experts()
     bias13, bias2 = some(E, 2 * I).bfloat16(), some(E, H).bfloat16()
     x, ids, weights = batch()
-    layer = MoENVFP4.from_experts(
-        gate_up, down, bias13=bias13, bias2=bias2, activation="swiglu_oai", limit=7.0
-    )
+    layer = MoE.from_experts(gate_up, down, bias13=bias13, bias2=bias2, activation="swiglu_oai", limit=7.0)
     y = layer(x, ids, weights)
     assert not torch.equal(
-        y, MoENVFP4.from_experts(gate_up, down, activation="swiglu_oai", limit=7.0)(x, ids, weights)
+        y, MoE.from_experts(gate_up, down, activation="swiglu_oai", limit=7.0)(x, ids, weights)
     )
     halved = layer.half()
     assert halved.bias13.dtype == torch.float16 and halved.alpha13.dtype == torch.float32
@@ -104,7 +102,7 @@ def test_biases_and_dtypes():
 
 def test_ids_of_few_bits():
     x, ids, weights = batch()
-    layer = MoENVFP4.from_experts(*experts())
+    layer = MoE.from_experts(*experts())
     expected = layer(x, ids, weights)
     for dtype in (torch.uint8, torch.int16):
         assert torch.equal(layer(x, ids.to(dtype), weights), expected)
@@ -115,7 +113,7 @@ def test_ids_of_few_bits():
 def test_shapes_and_shared():
     gate_up, down = experts()
     x, ids, weights = batch()
-    layer = MoENVFP4.from_experts(gate_up, down)
+    layer = MoE.from_experts(gate_up, down)
     y = layer(x.view(2, 3, H), ids, weights, shared=x.view(2, 3, H))
     assert y.shape == (2, 3, H)
     torch.testing.assert_close(
@@ -128,7 +126,7 @@ def test_shapes_and_shared():
 def test_without_a_gate():
     up, down = some(E, 96, H).bfloat16(), some(E, H, 96).bfloat16()
     x, ids, weights = batch()
-    layer = MoENVFP4.from_experts(up, down, weight_layout="none", activation="relu2")
+    layer = MoE.from_experts(up, down, weight_layout="none", activation="relu2")
     e = int(ids[0, 0])
     first = layer(x[:1], ids[:1, :1].contiguous(), torch.ones(1, 1))
     want = down[e].float() @ (up[e].float() @ x[0].float()).relu().square()
@@ -231,7 +229,7 @@ def test_rows_that_would_need_much_padding_stay():
 
 def test_compile_takes_the_layer_whole():
     gate_up, down = experts()
-    layer = MoENVFP4.from_experts(gate_up, down, input_scale=0.01)
+    layer = MoE.from_experts(gate_up, down, input_scale=0.01)
     x, _, _ = batch()
     logits = some(T, E, seed=5)
 
@@ -250,7 +248,7 @@ def test_compile_takes_the_layer_whole():
 def test_a_copy_over_ranks():
     """The copy has the layer's group, which no file can store."""
     group = dist.ProcessGroup(0, 1)
-    layer = MoENVFP4.from_experts(*experts(), process_group=group)
+    layer = MoE.from_experts(*experts(), process_group=group)
     copied = copy.deepcopy(torch.nn.ModuleList([layer]))[0]
     assert copied.process_group is group and copied.w13.data_ptr() != layer.w13.data_ptr()
     assert torch.equal(copied.w13, layer.w13) and copied.placement == layer.placement
@@ -262,8 +260,8 @@ def test_tensors_that_take_the_place_of_others():
     """A call computes with the tensors that the layer has then, and refuses them where they do not fit."""
     gate_up, down = experts()
     scales = {"input_scale": 0.01, "hidden_scale": [0.1] * E}
-    layer, call = MoENVFP4.from_experts(gate_up, down, **scales), batch()
-    other = MoENVFP4.from_experts(gate_up.flip(0), down.flip(0), **scales)
+    layer, call = MoE.from_experts(gate_up, down, **scales), batch()
+    other = MoE.from_experts(gate_up.flip(0), down.flip(0), **scales)
     first = layer(*call)
     for name in ("w13", "w13_scale"):
         setattr(layer, name, getattr(other, name))
@@ -280,11 +278,11 @@ def test_tensors_that_take_the_place_of_others():
 def test_nothing_of_earlier_calls_is_held():
     """A write in place reaches the result where a check makes a copy, and tensors that the layer gave up are freed."""
     gate_up, down = experts()
-    layer, call = MoENVFP4.from_experts(gate_up, down, hidden_scale=0.1), batch()
+    layer, call = MoE.from_experts(gate_up, down, hidden_scale=0.1), batch()
     layer.hidden_scale = torch.tensor([0.1])
     first = layer(*call)
     layer.hidden_scale.fill_(3.0)
-    again = MoENVFP4.from_experts(gate_up, down, hidden_scale=0.1)
+    again = MoE.from_experts(gate_up, down, hidden_scale=0.1)
     again.hidden_scale.fill_(3.0)
     assert torch.equal(layer(*call), again(*call)) and not torch.equal(first, again(*call))
     held = weakref.ref(again.w13_scale)
@@ -295,10 +293,10 @@ def test_nothing_of_earlier_calls_is_held():
 def test_refusals():
     gate_up, down = experts()
     w13 = ExpertWeights.quantize(gate_up)
-    layer, (x, ids, weights) = MoENVFP4.from_experts(gate_up, down), batch()
+    layer, (x, ids, weights) = MoE.from_experts(gate_up, down), batch()
     for call, error, text in (
-        (lambda: MoENVFP4(E, 40, I), UnsupportedProblem, "hidden_size=40"),
-        (lambda: MoENVFP4(E, H, I, format=MXFP4), ValueError, "format is MXFP4; use nvfp4$"),
+        (lambda: MoE(E, 40, I), UnsupportedProblem, "hidden_size=40"),
+        (lambda: MoE(E, H, I, format="fp8_1x128"), ValueError, "format is FP8_1X128; use nvfp4 or"),
         (lambda: MoE(E, H, I, format=4), TypeError, "format=4 is not a format"),
         (lambda: MoE(E, H, I, format="mxfp5"), ValueError, "format='mxfp5' is unknown"),
         (
@@ -312,14 +310,14 @@ def test_refusals():
             "w13 is NVFP4 and w2 MXFP4",
         ),
         (lambda: MoE.from_quantized(w13, w13, format=NVFP4), TypeError, "w13 decides it"),
-        (lambda: MoENVFP4.from_experts(gate_up[0], down), ValueError, r"expected \[E, 2 I, H\]"),
-        (lambda: MoENVFP4.from_experts(gate_up[:, :96], down), ValueError, "which asks for gate_up"),
+        (lambda: MoE.from_experts(gate_up[0], down), ValueError, r"expected \[E, 2 I, H\]"),
+        (lambda: MoE.from_experts(gate_up[:, :96], down), ValueError, "which asks for gate_up"),
         (
-            lambda: MoENVFP4.from_experts(gate_up.reshape(E, I, 2 * H), down),
+            lambda: MoE.from_experts(gate_up.reshape(E, I, 2 * H), down),
             ValueError,
             "one of them transposed",
         ),
-        (lambda: MoENVFP4.from_experts(gate_up, down, input_scale=[1.0, 2.0]), ValueError, "a factor of 2"),
+        (lambda: MoE.from_experts(gate_up, down, input_scale=[1.0, 2.0]), ValueError, "a factor of 2"),
         (
             lambda: MoE(E, H, I, activations="16bit", input_scale=0.5),
             ValueError,
@@ -340,4 +338,4 @@ def test_refusals():
     ):
         with pytest.raises(error, match=text):
             call()
-    assert nvfp4_cute.MoENVFP4 is MoENVFP4
+    assert nvfp4_cute.MoE is MoE

@@ -9,7 +9,7 @@ from nvfp4_cute.compile.simt_keys import GemvKey, QuantizeKey
 from nvfp4_cute.errors import CacheError
 from nvfp4_cute.nn import prepare
 from nvfp4_cute.nn.linear import QuantizedLinear
-from nvfp4_cute.nn.moe import MoENVFP4
+from nvfp4_cute.nn.moe import MoE
 from nvfp4_cute.planning.rows import representative_rows, rounded_rows
 
 H200 = "emulator:H200"
@@ -26,7 +26,7 @@ def linear(activations):
 
 def experts(activations):
     scales = {"input_scale": 0.01, "hidden_scale": 0.01} if activations == "nvfp4" else {}
-    return MoENVFP4(16, 256, 128, activations=activations, backend=H200, **scales)
+    return MoE(16, 256, 128, activations=activations, backend=H200, **scales)
 
 
 def test_rounded_rows_are_no_fewer_and_at_most_a_quarter_more():
@@ -117,7 +117,7 @@ def test_a_prepared_layer_compiles_nothing(monkeypatch, tmp_path):
 def test_on_the_cpu_there_is_nothing_to_prepare():
     layer = QuantizedLinear(64, 32)
     assert layer.prepare(64) == 0
-    assert MoENVFP4(4, 64, 32).prepare(64, top_k=2) == 0
+    assert MoE(4, 64, 32).prepare(64, top_k=2) == 0
 
 
 def test_what_is_in_the_folder_is_not_compiled_again(monkeypatch, tmp_path):

@@ -6,7 +6,7 @@ import pytest
 import torch
 from oracle import assert_bitwise_equal
 
-from nvfp4_cute import MoENVFP4, NVFP4Tensor, PersistentMLP, QuantizedLinear, quantize, route
+from nvfp4_cute import MoE, NVFP4Tensor, PersistentMLP, QuantizedLinear, quantize, route
 from nvfp4_cute.nn.fused import fuse
 from nvfp4_cute.nn.seen import Seen
 
@@ -123,10 +123,10 @@ def test_a_gated_mlp():
 
 @pytest.mark.parametrize("swap", [False, True])
 def test_factors_of_experts(swap):
-    layer = MoENVFP4.from_experts(torch.randn(4, 256, K) / 8, torch.randn(4, K, 128) / 8)
+    layer = MoE.from_experts(torch.randn(4, 256, K) / 8, torch.randn(4, K, 128) / 8)
     x, (ids, weights) = torch.randn(3, K).bfloat16(), route(torch.randn(3, 4), 2)
     factors = layer.alpha13 * torch.tensor([[1.0], [2.0]])
-    other = MoENVFP4(4, K, 128)
+    other = MoE(4, K, 128)
     other.load_state_dict({**layer.state_dict(), "alpha13": factors})
     expected, before = other(x, ids, weights), layer(x, ids, weights)
     if swap:

@@ -8,7 +8,7 @@ from functools import cache
 import pytest
 import torch
 
-from nvfp4_cute import MXFP8_E4M3, FP8_128x128, MoENVFP4, QuantizedLinear, quantize
+from nvfp4_cute import MXFP8_E4M3, FP8_128x128, QuantizedLinear, quantize
 from nvfp4_cute.formats.block_format import INT8, int4_format
 from nvfp4_cute.formats.int4 import int4_tensor
 from nvfp4_cute.nn.embedding import QuantizedEmbedding
@@ -39,7 +39,7 @@ LAYERS = {
     "MoE, FP8": lambda: MoE.from_experts(some(2, 256, 128), some(2, 128, 128), format=FP8_128x128),
     "MoE, INT8": lambda: MoE.from_experts(some(2, 64, 32), some(2, 32, 32), format=INT8, activations="int8"),
     "MoE, INT4": lambda: MoE.from_experts(some(2, 256, 128), some(2, 128, 128), format=int4_format()),
-    "MoENVFP4": lambda: MoENVFP4.from_experts(some(2, 64, 32), some(2, 32, 32)),
+    "MoE": lambda: MoE.from_experts(some(2, 64, 32), some(2, 32, 32)),
     "NVFP4 table": lambda: QuantizedEmbedding(quantize(some(5, 64))),
     "MXFP8 table": lambda: QuantizedEmbedding(quantize(some(5, 64), format=MXFP8_E4M3)),
 }
@@ -54,7 +54,7 @@ CODES = [
         "MoE, FP8": ("w13", "w2"),
         "MoE, INT8": ("w13", "w2"),
         "MoE, INT4": ("w13", "w2"),
-        "MoENVFP4": ("w13", "w13_scale", "w2_scale"),
+        "MoE": ("w13", "w13_scale", "w2_scale"),
         "NVFP4 table": ("weight", "weight_scale"),
         "MXFP8 table": ("weight", "weight_scale"),
     }.items()
@@ -65,7 +65,7 @@ PACKED = [
     ("QuantizedLinear, INT4", "weight"),
     ("MoE, INT4", "w13"),
     ("MoE, INT4", "w2"),
-    ("MoENVFP4", "w13"),
+    ("MoE", "w13"),
     ("NVFP4 table", "weight"),
 ]
 FACTORS = [
@@ -75,8 +75,8 @@ FACTORS = [
     ("Experts, FP8", "projections.1.scale"),
     ("MoE, FP8", "w2_scale"),
     ("MoE, INT8", "w13_scale"),
-    ("MoENVFP4", "alpha13"),
-    ("MoENVFP4", "alpha2"),
+    ("MoE", "alpha13"),
+    ("MoE", "alpha2"),
 ]
 
 
@@ -139,7 +139,7 @@ def test_a_block_of_zeros_has_a_factor_of_zero():
     layer = QuantizedLinear.from_quantized(quantize(weights, format=FP8_128x128))
     layer.load_state_dict(layer.state_dict())
     with pytest.raises(RuntimeError, match="alpha2 is 0 to 0"):
-        loaded("MoENVFP4", "alpha2", lambda t: t * 0)
+        loaded("MoE", "alpha2", lambda t: t * 0)
 
 
 @pytest.mark.parametrize("layer", LAYERS)
@@ -199,7 +199,7 @@ def test_layers_are_made_on_the_meta_device(layer):
 @pytest.mark.parametrize("layer", [name for name in LAYERS if name.startswith(("Experts", "MoE"))])
 def test_experts_without_memory_give_results_without_memory(layer):
     empty = copy.deepcopy(made(layer)).to("meta")
-    x = torch.empty(3, 32 if layer in ("MoENVFP4", "MoE, INT8") else 128, dtype=torch.bfloat16, device="meta")
+    x = torch.empty(3, 32 if layer in ("MoE", "MoE, INT8") else 128, dtype=torch.bfloat16, device="meta")
     ids = torch.empty(3, 2, dtype=torch.int64, device="meta")
     y = empty(x, ids, torch.empty(3, 2, device="meta"))
     assert y.is_meta and y.shape == x.shape and y.dtype == x.dtype

@@ -119,7 +119,7 @@ def test_operands(call, arguments, error, words):
         (lambda: nv.QuantizedLinear.from_linear(LINEAR, backend=None)(torch.ones(2, 32)), TypeError, "backend=None is no name"),
         (lambda: nv.QuantizedLinear.from_linear(LINEAR, input_scale=torch.ones(2)), ValueError, "input_scale has shape [2]"),
         (lambda: nv.QuantizedLinear.from_linear(LINEAR)(torch.ones(2, 32).double()), TypeError, "pass x.float(), or make"),
-        (lambda: nv.MoENVFP4.from_experts(*EXPERT_LAYERS, device="cpu"), TypeError, "and gate_up decides it"),
+        (lambda: nv.MoE.from_experts(*EXPERT_LAYERS, device="cpu"), TypeError, "and gate_up decides it"),
         (lambda: nv.dequantize(X.data), TypeError, "t is a Tensor; pass an NVFP4Tensor"),
         (lambda: parts.gemv(W.data, V.data, W.scale, V.scale, out=torch.zeros(1).expand(N), out_dtype=torch.float32), ValueError,
             "out has strides (0,): elements share memory"),

@@ -24,7 +24,7 @@ from expert_layers import Layer, some_layer
 from ranks import alone, differences, on_device, part_of, run_ranks, some_layer_of_ranks
 from tqdm import tqdm
 
-from nvfp4_cute import MoENVFP4, route
+from nvfp4_cute import MoE, route
 from nvfp4_cute.compile.cache import get_kernel
 from nvfp4_cute.errors import RankError
 from nvfp4_cute.experts import parallel, symmetric
@@ -189,9 +189,9 @@ class Shares:
         self.weights = draw(EXPERTS, 2 * width, hidden) / 8, draw(EXPERTS, hidden, width) / 16
         self.arguments = draw(tokens, hidden), *route(draw(tokens, EXPERTS), TOP_K)
 
-    def layer(self, rank: int, **options: Any) -> MoENVFP4:
+    def layer(self, rank: int, **options: Any) -> MoE:
         """Returns the layer of a rank."""
-        return MoENVFP4.from_experts(*shard(*self.weights, rank, RANKS), **options)
+        return MoE.from_experts(*shard(*self.weights, rank, RANKS), **options)
 
     def differing(self, rank: int) -> list[str]:
         """Names results that differ in a bit from the sum of all shares' layers on one GPU, eager and in a graph."""

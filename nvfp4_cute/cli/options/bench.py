@@ -26,7 +26,7 @@ examples:
   nvfp4-cute bench --against h100.json                     measure them, and compare with the prediction
 
 suites: competition (GPU MODE's four NVFP4 problems), dense (squares of 128 to 16384), linear (layers at 1 to 128 rows),
-experts (DeepSeek-V3, Qwen3-30B-A3B, Mixtral-8x7B; decode and prefill); and, only when named, layers (route + MoENVFP4,
+experts (DeepSeek-V3, Qwen3-30B-A3B, Mixtral-8x7B; decode and prefill); and, only when named, layers (route + MoE,
 QuantizedLinear), modelled as chains of launches, and ep (layers of experts over the GPUs of this machine, measured).
 Layers of experts measured on one GPU: python -m nvfp4_cute.bench.moe.
 Measured times are medians of CUDA events with cold L2 and rotating random inputs; torch is measured in the same run.
