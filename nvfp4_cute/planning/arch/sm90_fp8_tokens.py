@@ -13,11 +13,11 @@ from nvfp4_cute.planning.arch.base import (
     never_in_turns,
     no_estimates,
 )
-from nvfp4_cute.planning.arch.sm90_weight_only import KERNEL, WeightOnlySmem, ctas_per_sm
+from nvfp4_cute.planning.arch.sm90_weight_only import KERNEL as KERNEL
+from nvfp4_cute.planning.arch.sm90_weight_only import WeightOnlySmem
+from nvfp4_cute.planning.arch.sm90_weight_only import ctas_per_sm as ctas_per_sm
 from nvfp4_cute.planning.config import KernelConfig
 from nvfp4_cute.problem import INT32_MAX, Form, GroupedProblem
-
-__all__ = ["KERNEL", "ctas_per_sm"]
 
 ARCHS = ("sm_90a",)
 OPTIONS = ("multicast_n", "stream_k")
@@ -76,10 +76,10 @@ def choose(problem: GroupedProblem, num_sms: int) -> KernelConfig:
     if not any(min(size) > 0 for size in problem.sizes):
         return tried[0]
     has_few = len(problem.sizes) <= sm90_weight_only.MOST_STREAM_GROUPS
-    tried = [
+    tried = tuple(
         c
         for c in tried
         if not c.stream_k or (has_few and sm90.stream_work(problem.sizes, c) <= INT32_MAX // 2)
-    ]
+    )
     how = num_sms, problem.num_b, problem.form == "ragged", MXFP4_FP8
     return min(tried, key=lambda config: sm90_weight_only.estimate_us(problem.sizes, config, *how))
