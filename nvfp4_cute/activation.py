@@ -1,7 +1,8 @@
-"""``Activation``: the functions between the two products of a layer with a gate, their constants, and their names.
+"""``Activation``: the function between the two products of a gated layer, with its constants and its limit.
 
-A function without its limit is also text, ``Activation.function``: the name alone where its constants have their defaults,
-such as "silu", else "situ(beta=4.0,linear_beta=25.0)". Custom operations, keys of kernels and tasks hold this text.
+``Activation.function`` is the text of a function and its constants, without the limit: the name alone if all constants have
+their defaults, such as "silu"; otherwise for example "situ(beta=4.0,linear_beta=25.0)". Custom operations, keys of kernels and
+tasks hold this text.
 """
 
 import math
@@ -11,28 +12,29 @@ from typing import Any, Literal, get_args
 FLOAT32_MAX = 3.4028234663852886e38
 ActivationName = Literal["silu", "gelu", "gelu_tanh", "relu", "relu2", "swiglu_oai", "situ"]
 NAMES = get_args(ActivationName)
-# Constants of a function with their defaults; None switches off what the constant bounds.
+# Constants of each function, with defaults. A default of None bounds nothing.
 CONSTANTS: dict[str, dict[str, float | None]] = {
     "swiglu_oai": {"alpha": 1.702},
     "situ": {"beta": 1.0, "linear_beta": None},
 }
 
-# ---- numbers with which kernels and ``experts.activation`` compute -----------------------------------------------
+# ---- coefficients of approximations, for kernels and ``experts.activation`` ---------------------------------------
 GELU_LINEAR, GELU_CUBIC = 1.5957691216057308, 0.044715  # 2 * sqrt(2 / pi)
-# The normal distribution below -a, for a from 0 to 16: exp(-a^2 / 2) * (t * NORMAL[0] + ... + t^8 * NORMAL[7]) with
-# t = 1 / (1 + NORMAL_SLOPE * a); the largest relative error is 2^-22.0 without roundings.
+# Probability of a standard normal value below -a, for a from 0 to 16: exp(-a^2 / 2) * (t * NORMAL[0] + ... + t^8 * NORMAL[7])
+# with t = 1 / (1 + NORMAL_SLOPE * a). The relative error is at most 2^-21.9, before rounding.
 NORMAL_SLOPE, NORMAL_MAX = 0.3, 16.0
 NORMAL = (
     0.1196390837430954, 0.12060052901506424, 0.10088932514190674, 0.1252916306257248,
     -0.04742610827088356, 0.19948753714561462, -0.15318694710731506, 0.03470483422279358,
 )  # fmt: skip
-# tanh(z) / z - 1 = z^2 * (TANH[0] + ... + z^6 * TANH[3]) for |z| up to TANH_SMALL, to 2^-23.5.
+# tanh(z) / z - 1 = z^2 * (TANH[0] + ... + z^6 * TANH[3]) for |z| up to TANH_SMALL. The relative error of tanh is at most
+# 2^-23.4, before rounding.
 TANH_SMALL = 0.6
 TANH = (-0.33332598209381104, 0.13313116133213043, -0.05221179872751236, 0.015612617135047913)
 
 
 def check_limit(limit: Any) -> None:
-    """Raises ValueError unless a gate can be clamped to it: a positive float32 number, infinity, or None."""
+    """Raises ValueError unless ``limit`` is None, infinity, or a positive number in the range of float32."""
     if limit is None:
         return
     if not isinstance(limit, int | float) or not (0 < limit <= FLOAT32_MAX or limit == math.inf):
@@ -43,16 +45,19 @@ def check_limit(limit: Any) -> None:
 class Activation:
     """The activation of a layer: ``activation(gate) * up``, or ``activation(up)`` in a layer of experts without a gate.
 
+        >>> Activation("situ", beta=4.0, linear_beta=25.0).function
+        'situ(beta=4.0,linear_beta=25.0)'
+
     Attributes:
         name: "silu": x * sigmoid(x). "gelu": x * (1 + erf(x / sqrt(2))) / 2. "gelu_tanh": x * (1 + tanh(sqrt(2 / pi) * (x +
             0.044715 x^3))) / 2. "relu": max(x, 0). "relu2": max(x, 0)^2. "swiglu_oai" (gpt-oss, MiniMax-M3): x * sigmoid(alpha
             x), times up + 1. "situ" (Kimi-K3): beta * tanh(x / beta) * sigmoid(x), times linear_beta * tanh(up / linear_beta);
             the ``SituAndMul`` of vLLM and of the model's own code.
-        limit: before the activation, clamps the gate to at most ``limit`` and up to [-limit, limit], as DeepSeek-V4 and gpt-oss
-            do. None does not clamp.
+        limit: clamps the gate to at most ``limit``, and up to [-limit, limit], before the activation, as DeepSeek-V4 and
+            gpt-oss do. None does not clamp.
         alpha: slope of "swiglu_oai"; None for 1.702.
-        beta: bound of "situ"; None for 1.
-        linear_beta: bound of up for "situ"; None multiplies by up itself.
+        beta: bound of the gate for "situ"; None for 1.
+        linear_beta: bound of up for "situ"; None does not bound it.
 
     Raises:
         ValueError: the name is unknown, a constant belongs to another activation, or a number is not positive.
@@ -90,7 +95,7 @@ class Activation:
         object.__setattr__(self, "function", f"{self.name}({','.join(told)})" if told else self.name)
 
 
-# Text of a function -> its record, for all texts that were parsed. torch.compile traces reads of a dict, but no lru_cache.
+# Records of all texts that were parsed. A dict, because torch.compile traces reads of it, but not an lru_cache.
 _records: dict[str, Activation] = {name: Activation(name) for name in NAMES}
 SILU = _records["silu"]
 
@@ -112,7 +117,7 @@ def parse(function: Any) -> Activation:
 
 
 def activation_of(activation: Any, limit: float | None = None) -> Activation:
-    """Returns the record of an activation or of its name, with this limit where one is given.
+    """Converts an ``Activation``, or its text, to an ``Activation``. A ``limit`` replaces that of the record.
 
     Raises TypeError for other types, and ValueError for an unknown name.
     """
@@ -127,7 +132,7 @@ def activation_of(activation: Any, limit: float | None = None) -> Activation:
 
 
 def symbol(function: str) -> str:
-    """Returns the text as a part of a kernel's name."""
+    """Converts the text to characters that a kernel's name can have."""
     return function.translate(
         {ord(a): b for a, b in zip("(=,).-+", ("_", "", "_", "", "p", "m", ""), strict=True)}
     )

@@ -1,21 +1,22 @@
 """Activations between the two products of a layer of experts, in float32 operations with the same bits on every device.
 
-Every line is IEEE 754 float32 operations, each rounded to nearest even; sigmoid and exp are those of ``formats.silu``::
+Every line is IEEE 754 float32 operations, each rounded to nearest even; sigmoid and exp_minus are those of ``formats.silu``;
+exp_minus(y) approximates e to the power of -y::
 
     1  gate = gate + bias;  up = up + bias                       where there is a bias
     2  gate = min(gate, limit);  up = max(min(up, limit), -limit)   where there is a limit
     3  silu: x * sigmoid(x).  relu: p = 0 where x < 0, else x.  relu2: p * p.  swiglu_oai: x * sigmoid(x * alpha).
-       gelu_tanh: x * sigmoid((x + ((x * x) * x) * 0.044715) * 1.5957691).  gelu: p - a * ((s * t) * exp((a * a) * 0.5)),
+       gelu_tanh: x * sigmoid((x + ((x * x) * x) * 0.044715) * 1.5957691).  gelu: p - a * ((s * t) * exp_minus((a * a) * 0.5)),
        a = min(|x|, 16), t = 1 / (a * 0.3 + 1), s = NORMAL[7]; s = s * t + NORMAL[i] for i = 6 ... 0
        situ: bounded(x, beta) * sigmoid(x)
     4  result = activation(gate) * up;  for swiglu_oai: activation(gate) * (up + 1);  for situ with linear_beta:
        activation(gate) * bounded(up, linear_beta)
 
     bounded(x, b): z = x * (1 / b); w = z * z; s = TANH[3]; s = s * w + TANH[i] for i = 2 ... 0
-       tanh = (1 - e) * (1 / (1 + e)) with the sign of z, e = exp(|z| + |z|), where |z| > 0.6, else z * (w * s) + z
+       tanh = (1 - e) * (1 / (1 + e)) with the sign of z, e = exp_minus(|z| + |z|), where |z| > 0.6, else z * (w * s) + z
        result = tanh * b
 
-exp(y) is e to the power of -y. A layer without a gate computes activation(x + bias). NaN stays NaN.
+A layer without a gate computes activation(x + bias). NaN stays NaN.
 """
 
 from typing import Any, Literal
@@ -83,7 +84,7 @@ def activate_rows(
         h: float32 [rows, N], or [rows, 2 N] with a gate: [gate, up], or alternating columns of both ("interleaved").
         activation: text of ``nvfp4_cute.activation``.
         gate_layout: how the columns of gate and up are arranged in ``h``.
-        limit: see line 2, or None.
+        limit: the limit of line 2, or None.
 
     Returns:
         float32 [rows, N].

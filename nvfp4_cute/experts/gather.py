@@ -42,13 +42,13 @@ def gather_quantize(
 ) -> tuple[torch.Tensor, torch.Tensor, Permutation]:
     """Quantizes every token into the rows of the experts that it chose, as operands of a ragged ``grouped_gemm``.
 
-    Takes two launches, ``permute`` and one that reads each token once, or one launch for at most 64 choices in all. The cost
-    depends on tokens and rows, not on the number of experts.
+    Takes two launches: ``permute``, and one that reads each token once. For at most 64 choices (T * k), takes one launch. The
+    cost depends on tokens and rows, not on the number of experts.
 
     Args:
         x: float16 or bfloat16 [T, K], rows a multiple of 16 bytes apart, K a multiple of 32.
         ids, num_experts, first_expert: see ``permute``.
-        format: NVFP4, MXFP4, MXFP8, FP8_1xK or INT8; only the first has a global scale.
+        format: NVFP4, MXFP4, MXFP8, FP8_1xK or INT8. Only NVFP4 has a global scale.
         global_scale: float32 with one element, or [num_experts]; None for 1.
         backend: see ``permute``.
 
@@ -120,9 +120,9 @@ def gather_as(
     first_expert: int = 0,
     backend: str = "auto",
 ) -> tuple[torch.Tensor, torch.Tensor | None, Permutation]:
-    """Calls ``gather_quantize`` with a format, or ``gather``, whose scale is None, without one.
+    """Calls ``gather_quantize`` if there is a format; otherwise calls ``gather`` and returns None as the scale.
 
-    Rows of FP8_1x128 are quantized in a launch after ``gather``.
+    Rows in FP8_1x128 take a launch of their own after ``gather``.
     """
     where: Any = {"first_expert": first_expert, "backend": backend}
     if format is None or (format.scale_layout == "rowmajor" and not has_whole_rows(format)):

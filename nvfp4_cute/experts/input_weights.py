@@ -18,7 +18,7 @@ def moe_of_weighted_tokens(
     shared: torch.Tensor | None,
     capacity: int | None,
 ) -> torch.Tensor:
-    """Computes ``sum over k of expert ids[t, k] of (weights[t, k] * x[t])``, plus ``shared``.
+    """Computes ``y[t] = sum over k of expert_e(weights[t, k] * x[t])`` with ``e = ids[t, k]``, plus ``shared``.
 
     Products of weights and tokens are rounded to the dtype of ``x``, as in the models. A token with several experts becomes
     several tokens with one expert each, whose results are added in float32.

@@ -57,9 +57,11 @@ def moe(
     twice, the second product's rows to ``x``'s dtype, and the result.
 
     With ``activations="16bit"`` rows stay in ``x``'s dtype (W4A16), and ``gather``, products of 16-bit rows, and ``activate``
-    replace the steps that quantize. For few tokens ``routed`` replaces the first three launches. With "fp8_1x128" and "int8" a
-    launch after ``gather`` and one after the activation quantize rows; hidden rows are in float32 before, unless the first
-    product quantizes them.
+    replace the steps that quantize. For few tokens, the two products of ``routed`` replace the first three launches. 8-bit hidden
+    rows take a launch of their own after the activation, unless the first product quantizes them ("fp8_1x128" on GPUs whose
+    dual kernel can). Before it, they are in float32 if ``grouped_dual_gemm`` computed them for "fp8_1x128" or "int8", otherwise
+    in ``x``'s dtype. With "fp8_1x128", another launch after
+    ``gather`` quantizes the first rows; ``gather_quantize`` does so for "fp8_1xk" and "int8".
 
     Args:
         x: float16 or bfloat16 [T, H], H a multiple of 32.

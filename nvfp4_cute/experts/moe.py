@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
 Weights = BlockScaledTensor | ExpertWeights
-# Rows that "auto" stands for, by the format of the weights; 16 bits for others.
+# Formats of rows that "auto" selects, by the format of the weights. Rows of other weights keep 16 bits.
 USUAL_ROWS: dict[BlockFormat, Activations] = {NVFP4: "nvfp4", MXFP4_FP8: "fp8_1xk"}
 
 
@@ -47,11 +47,11 @@ class Rows:
 
     Attributes:
         format: "nvfp4", "mxfp4", "mxfp8_e4m3", "mxfp8_e5m2", "fp8_1x128" (with weights in FP8_128x128), "fp8_1xk" (with those
-            of ``mxfp4_for_fp8``), "int8" (with INT8), or "16bit" for rows that stay in x's dtype (W4A16, sm_90a).
+            of ``mxfp4_for_fp8``), "int8" (with INT8), or "16bit" for rows that stay in x's dtype (W4A16, sm_80 and newer).
         input_scale: calibrated global scale of x (NVFP4): float32 with one element, or [E].
         hidden_scale: calibrated global scale of the rows between both products.
-        weight_on_input: multiply tokens by router weights before the first product (Llama-4), rounded to the dtype of x, not
-            results after the second one.
+        weight_on_input: whether router weights multiply tokens before the first product (Llama-4) instead of results after the
+            second one. The weighted tokens are rounded to the dtype of x.
     """
 
     format: Activations = "nvfp4"
@@ -103,8 +103,8 @@ def moe(
         torch.Size([3, 128])
 
     The layer takes at most six launches: the order of rows, quantized rows, the first product with its activation and quantized
-    results, the second product, and the sum; with 16-bit rows and few tokens three, which sort nothing. Nothing waits for the
-    device, and a captured CUDA graph follows ids that change.
+    results, the second product, and the sum. With 16-bit rows and few tokens, it takes three and sorts nothing. Nothing waits for
+    the device, and a captured CUDA graph follows ids that change.
 
     Args:
         x: float16 or bfloat16 [T, H], H a multiple of 32.
@@ -114,8 +114,8 @@ def moe(
             a layout, biases or factors. NVFP4, MXFP4, MXFP8, FP8_128x128, INT8, or with 16-bit rows int4.
         w2: weights of the second projection in the same types, [E, H, I].
         activation: a record or a name; see :class:`nvfp4_cute.Activation`.
-        rows: a record or the name of its format; "auto": NVFP4 with NVFP4 weights, FP8_1xK with weights that were prepared for
-            it, else 16 bits. See :class:`Rows`.
+        rows: a record or the name of its format. "auto": NVFP4 with NVFP4 weights, FP8_1xK with weights from
+            ``mxfp4_for_fp8``, otherwise 16 bits. See :class:`Rows`.
         shared: [T, H] in the dtype of x, added to the result, such as a shared expert's result.
         parallel: ranks that divide the layer; see :class:`Parallel`.
         backend: see :func:`nvfp4_cute.gemm`.

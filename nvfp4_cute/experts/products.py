@@ -150,7 +150,7 @@ class LocalExperts:
 
     @property
     def _has_row_scales(self) -> bool:
-        """Whether quantized rows have scales without blocks of rows: no launch of experts quantizes these."""
+        """Whether scales of quantized rows are row-major (FP8_1x128, FP8_1xK, INT8): ``quantize`` makes them."""
         return self.row_format is not None and self.row_format.scale_layout == "rowmajor"
 
     @property
@@ -161,8 +161,8 @@ class LocalExperts:
     def _hidden_dtype(self, dtype: torch.dtype, backend: str, device: torch.device) -> Any:
         """Returns dtype or format of hidden activations from a fused launch, for results in ``dtype``.
 
-        Where no kernel quantizes them, they are in float32, so that they are rounded once everywhere. Rows of FP8_1xK, of
-        which kernels for Hopper quantize 16-bit ones, are rounded twice.
+        Hidden activations that a later launch quantizes are in float32, so that all backends round them once. FP8_1xK is an
+        exception: the launch that quantizes to it reads 16-bit rows, so they are rounded twice.
         """
         if self.row_format in (None, FP8_1xK):
             return dtype

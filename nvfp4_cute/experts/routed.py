@@ -1,6 +1,6 @@
-"""Products of few tokens with 16-bit rows: every choice of an expert is a group of one row, and nothing is sorted.
+"""Both products for few tokens with 16-bit rows: every choice of an expert is a group of one row, and nothing is sorted.
 
-A layer then takes three launches instead of four, and the first one needs no other launch's result.
+A layer then takes three launches instead of four, and the first one does not depend on another launch.
 """
 
 from dataclasses import replace
@@ -18,12 +18,13 @@ from nvfp4_cute.operands import grouped
 from nvfp4_cute.operands.grouped import Result, Weights
 from nvfp4_cute.problem import Gate
 
-# Experts for each choice of several tokens. Two choices of one expert read its weights twice, and so few seldom coincide.
+# Least number of experts per choice, for several tokens. Two choices of one expert read its weights twice, which is rare among
+# so few choices. Source: ``bench/notes/2026-11-29-h200-peers.md``.
 EXPERTS_PER_CHOICE = 8
 
 
 def takes(experts: LocalExperts, ids: torch.Tensor) -> bool:
-    """Whether the layer of these tokens' ids is computed here: one token, or few choices for the number of experts."""
+    """Returns whether to compute a call in this way: it has one token, or few choices for the number of experts."""
     if experts.row_format is not None or not experts.is_fused or is_batch_invariant():
         return False
     return len(ids) == 1 or 0 < ids.numel() * EXPERTS_PER_CHOICE <= experts.count
@@ -34,7 +35,7 @@ def rows(
 ) -> torch.Tensor:
     """Computes one result per choice, [T * k, H] in the dtype of ``x``, in two launches.
 
-    Row c is that of choice c of ``ids``; those of no local expert are 0.
+    Row c is the result of choice c of ``ids``. Rows of choices of no local expert are 0.
     """
     gate = Gate(experts.activation, experts.limit, experts.weight_layout)
     how: Any = {"first_expert": first_expert, "backend": backend}
@@ -53,7 +54,10 @@ def _product(
     first_expert: int,
     backend: str,
 ) -> torch.Tensor:
-    """Multiplies the row of each choice, one of ``len(a)`` equal shares of all, by the weights of its id."""
+    """Multiplies the row of each choice by the weights of its expert.
+
+    Each row of ``a`` is that of an equal number of consecutive choices: k in the first product, and one in the second.
+    """
     choices, names = ids.numel(), [name for name, alpha in alphas.items() if alpha is not None]
 
     def check() -> tuple[Task, list[torch.Tensor]]:

@@ -21,11 +21,12 @@ class ExpertWeights:
     """Weights of E experts, [E, N, K]. A BlockScaledTensor of that shape can be used instead.
 
     Attributes:
-        data: uint8 [E, N, K/2]; for MXFP8 float8 [E, N, K].
-        scale: blocked [E, rn, rk, 32, 4, 4]: float8_e4m3fn, for MX formats float8_e8m0fnu.
+        data: uint8 [E, N, K/2] for 4-bit formats; float8 or int8 [E, N, K] for 8-bit ones.
+        scale: blocked [E, rn, rk, 32, 4, 4]: float8_e4m3fn for NVFP4, float8_e8m0fnu for MX formats, uint8 for MXFP4_FP8.
+            Row-major float32 for FP8_128x128 and INT8.
         global_scale: float32 factor by which dequantizing multiplies: one element, [E], or [E, 2] where the two halves of gated
             weights have their own. None means 1, as for MX formats.
-        format: NVFP4, or MXFP4 or MXFP8, which go with 16-bit rows.
+        format: format of the weights; ``moe`` says which rows multiply it.
     """
 
     data: torch.Tensor
@@ -52,7 +53,7 @@ class ExpertWeights:
         return ExpertWeights(to_slabs(self.data), self.scale, self.global_scale, self.format.in_slabs)
 
     def for_fp8(self) -> "ExpertWeights":
-        """Copies MXFP4 weights into MXFP4_FP8; see ``mxfp4_for_fp8``, also for the errors raised."""
+        """Copies MXFP4 weights into MXFP4_FP8. Raises what ``mxfp4_for_fp8`` raises."""
         whole = BlockScaledTensor(self.data, self.scale, None, self.shape, "blocked", format=self.format)
         made = mxfp4_for_fp8(whole)
         return ExpertWeights(made.data, made.scale, None, made.format)

@@ -16,7 +16,7 @@ from nvfp4_cute.formats.scale_layout import to_blocked
 
 # Values converted at a time. Bounds the memory for their float64 copies.
 MOST_VALUES = 1 << 24
-# Values whose scales hold the largest scale of their row, and magnitudes of the two e2m1 numbers of a byte.
+# Values along K whose four scales store the largest scale of their row, and the magnitude bits of a byte's two e2m1 numbers.
 TILE_K, E2M1_MAGNITUDES = 128, 0x77
 # Smallest exponent of a normal float32 scale.
 LEAST_EXPONENT = -126
@@ -57,18 +57,18 @@ def mxfp4_as_fp8(weight: BlockScaledTensor) -> BlockScaledTensor:
 def mxfp4_for_fp8(weight: BlockScaledTensor) -> BlockScaledTensor:
     """Prepare MXFP4 weights for products with FP8_1xK rows on sm_90a: the same values in MXFP4_FP8, 4.25 bits each as before.
 
-    Tensor cores multiply e4m3 numbers, into which the kernel converts the weights exactly: their powers of two relative to the
-    largest scale of their row.
+    The kernel converts weights exactly to e4m3 numbers, which tensor cores multiply: each value times its scale, relative to the
+    largest scale of its row. That scale multiplies the sums.
 
         >>> x, w = torch.randn(40, 512), quantize(torch.randn(256, 512), format=MXFP4)
         >>> gemm(quantize(x, format=FP8_1xK), mxfp4_for_fp8(w)).shape
         torch.Size([40, 256])
 
     Args:
-        weight: MXFP4 [..., N, K], K at least 128.
+        weight: MXFP4 [..., N, K], K a multiple of 32 and at least 128.
 
     Returns:
-        A copy with other bytes of data and scales, which ``dequantize`` reads as well.
+        A copy with data and scales in another order, from which ``dequantize`` computes the same values.
 
     Raises:
         TypeError, ValueError: ``weight`` is not an MXFP4 tensor, or K is less than 128.

@@ -1,13 +1,14 @@
-"""MXFP4_FP8: MXFP4 weights prepared for products with FP8 rows on sm_90a, whose tensor cores then multiply their exact values.
+"""MXFP4_FP8: MXFP4 weights reordered for products with FP8 rows on sm_90a, whose tensor cores multiply their exact values.
 
-A block of 32 values keeps its 16 bytes, in four little-endian words, one for each lane that shares the row. The word t has the
-values 4t to 4t+3 in its lower four nibbles and 16+4t to 16+4t+3 in the upper ones, three bits of magnitude each, so that a
-selector of ``prmt`` finds e4m3 numbers in a table. Bit 3 of nibble 2j+1 is the sign of value 4t+j, that of nibble 2j the sign of
-value 16+4t+j: they become bit 7 of bytes without a mask per value.
+A block of 32 values keeps its 16 bytes, as four little-endian words. Word t is that of lane t of the four lanes that share a
+row. Its lower four nibbles hold values 4t to 4t+3, and its upper four hold values 16+4t to 16+4t+3. The low three bits of a
+nibble are the magnitude of its value, so ``prmt`` can use them to select an e4m3 number from a table. Bit 3 of nibble 2j+1 is the
+sign of value 4t+j, and bit 3 of nibble 2j is the sign of value 16+4t+j. The former is bit 7 of byte j, and the latter becomes so
+after a shift by four, so one mask extracts the signs of four values.
 
-Scales are relative: a byte has, in bits 3 to 6, the exponent of its block minus that of the row's largest scale, plus 14. Its low
-two bits are part j of that largest scale, a ue8m0 code, in the byte of block 4i+j. e4m3 holds e2m1 numbers times 2^-8 to 2^6,
-which is 15 powers of two; a row whose blocks span more is refused. Blocks of zeros have any scale.
+Scales are relative. Bits 3 to 6 of a scale hold the exponent of its block minus that of the row's largest scale, plus 14. Bits 0
+and 1 hold a part of the largest scale, a ue8m0 code: its bits 2j and 2j+1 in the scale of block 4i+j. e4m3 holds e2m1 numbers
+times 2^-8 to 2^6, which are 15 powers of two. A row whose blocks span more raises. Blocks of zeros may have any scale.
 """
 
 import torch
@@ -17,7 +18,7 @@ from nvfp4_cute.formats.codecs import pack_e2m1, unpack_e2m1
 
 LANES, LANE_VALUES = 4, 4
 SIGN, MAGNITUDE, NAN_SCALE = 8, 7, 255
-# Least code of a row's largest scale, such that the power of two of its results is a normal float32.
+# Least code of a row's largest scale for which the power of two of the row's results is a normal float32.
 LEAST_LARGEST = ROW_EXPONENT + 1
 
 
