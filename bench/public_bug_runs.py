@@ -27,8 +27,8 @@ class Edit:
     Attributes:
         file: name of the file.
         line: number of the line.
-        insert: code that is put before it, with its indentation.
-        replace: text of the line and what replaces it.
+        insert: code to insert before the line, with the line's indentation.
+        replace: a part of the line, and the text that replaces it.
     """
 
     file: str

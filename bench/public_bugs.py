@@ -1,7 +1,7 @@
 """Reported synchronization faults of public kernels, reproduced from the projects' own sources under the checker.
 
-The sources are wheels of the package index and a CUTLASS repository, in a folder of yours. Each kernel runs as it was
-released and with its fix: a later release, or the lines that the fix adds. Nothing of the projects is stored here.
+The sources are wheels of the package index and a clone of CUTLASS, in a folder that you pass. Each kernel runs as it was
+released, and with its fix: from a later release, or with the lines that the fix adds. No code of the projects is stored here.
 """
 
 import argparse
@@ -31,7 +31,7 @@ PARTS = {
     "nvidia_cudnn_frontend": ("cudnn/",),
     "flashinfer_python": ("flashinfer/topk_varlen/",),
 }
-"""Folders that are unpacked from a wheel, by distribution."""
+"""Folders that are unpacked from the wheel of each distribution."""
 
 EPILOG = """fetch the sources (about 180 MB), then run:
   python -m pip download --no-deps --dest FOLDER sglang==0.5.23 flashinfer-python==0.7.4 \\

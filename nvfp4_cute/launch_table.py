@@ -33,7 +33,7 @@ class Header(IntEnum):
     WORKSPACE = 9  # address of the workspace between launches; unused if there is one launch
     BIAS = 10  # address of one number per column; unused if the kernel has none
     COUNTERS = 11  # address of counters that are 0 before and after a launch; unused if the kernel has none
-    CHOICES = 12  # routed groups with the same row of ``a``
+    CHOICES = 12  # consecutive routed groups that share a row of ``a``
     FIRST_EXPERT = 13  # id of the first weights of routed groups
     ID_WORDS = 14  # 32-bit words of an id of routed groups
 

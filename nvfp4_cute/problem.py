@@ -71,8 +71,8 @@ class GroupedProblem:
     Attributes:
         sizes: (m, n, k) of every group, in elements; m or n may be 0.
         form: form of the operands: a list with one entry per group, ragged with offsets, masked, or batched: all groups have
-            one size and equal distances in memory; or routed: every group has one row, and its weights are those of an id on
-            the device.
+            one size and equal distances in memory; or routed: every group has one row, and an id on the device selects its
+            weights.
         out_dtype: dtype of C; for quantized results with their scales, the name of their format.
         has_alpha: whether ``alpha[g]`` multiplies group g's result.
         out_m_major: whether columns of C are contiguous instead of rows.

@@ -3,9 +3,9 @@
     python -m nvfp4_cute.bench.foreign --at ~/lightmoe --at ~/cutlass/examples/python/CuTeDSL --results foreign.json
     python -m nvfp4_cute.bench.foreign --results foreign.json --save
 
-Every kernel gets equal operands, runs on the same emulator, and is modelled by the same timing model, each tile of a
-foreign kernel for itself. Clusters that do alike work stand for each other. All results of the executed clusters are
-compared with exact sums. A record is stored as soon as it is there; stored records are not made again.
+Every kernel gets equal operands and runs on the same emulator, and the same timing model models it. Each tile size of a
+foreign kernel is modelled separately. Of clusters with equal work, only a few are executed, and their results are
+compared with exact sums. Each record is stored as soon as it is complete. Stored records are not computed again.
 """
 
 import argparse
@@ -34,13 +34,13 @@ from nvfp4_cute.terminal import Progress
 
 MAKER = "python -m nvfp4_cute.bench.foreign --results"
 PUBLISHED_BY = (ours.NAME, "FlashInfer masked")
-"""Kernels that run on FlashInfer's cells, with their first tile, which is FlashInfer's default."""
+"""Kernels that run on the cells that FlashInfer published, with only their first tile, FlashInfer's default."""
 Key = tuple[str, str, str]
 """Kernel, cell, tile."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Models what is missing in the results, and writes the page on request. Returns 0."""
+    """Models the cells that the results lack, and writes the page on request. Returns 0."""
     args = _parser().parse_args(argv)
     if args.list:
         print("\n".join(f"{kernel.name}: {kernel.missing() or 'found'}" for kernel in FOREIGN.values()))
@@ -97,7 +97,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--deadline", type=float, default=1e9, metavar="S", help="stop after S seconds; the results stay"
     )
-    parser.add_argument("--list", action="store_true", help="print which foreign kernels are there, and stop")
+    parser.add_argument(
+        "--list", action="store_true", help="print which foreign kernels can be imported, and stop"
+    )
     parser.add_argument("--save", action="store_true", help="write the page and its picture from the results")
     return parser
 
@@ -108,7 +110,7 @@ def text_of(key: Key) -> str:
 
 
 def pieces(name: str, chosen: Sequence[Case]) -> Iterator[Key]:
-    """Yields the tiles of every cell."""
+    """Yields the key of every tile of every cell; one without a tile for our kernel."""
     adapter = FOREIGN[name].load() if name in FOREIGN else None
     for case in chosen:
         tiles = [""] if adapter is None or adapter.refuses(case) else list(map(str, adapter.tiles(case)))

@@ -16,10 +16,10 @@ class Model:
 
     Attributes:
         name: name of the model.
-        hidden, intermediate: columns of tokens, and of one expert's hidden values.
+        hidden, intermediate: columns of tokens, and of the values between both products of an expert.
         experts, top_k: experts of the layer, and experts per token.
         gated: whether the first product has two halves.
-        gpus: GPUs that share the experts, all with the same number; the cell has the experts of the first one.
+        gpus: number of GPUs that share the experts equally. The cell has those of the first GPU.
     """
 
     name: str
@@ -40,16 +40,16 @@ MODELS = (
     Model("Nemotron-3.5-Lightning", 2688, 1856, 128, 6, gated=False),
     Model("Kimi-K3", 3584, 3072, 896, 16, gpus=4),
 )
-"""LightMoE takes at most 256 experts, so layers with more of them are divided over GPUs."""
+"""Layers with more than 256 experts are divided over GPUs, because LightMoE takes at most 256."""
 
 SMALL_GROUPS = ((8, 128, 4096, 2048), (8, 64, 1024, 1024), (32, 16, 1024, 2048), (8, 256, 2048, 1024))
-"""Groups, rows of each, N, and K."""
+"""Number of groups, rows per group, N, and K."""
 
 
 FLASHINFER = "published by FlashInfer"
 """Cells whose times FlashInfer published for its masked kernel, with its default tile, on an SM100 GPU that it does not name."""
 MASKED_US = {
-    # (groups, mean rows, N, K): (us, rows of all groups), the rows from the published TFLOP/s
+    # (groups, mean rows, N, K): (us, rows of all groups). The rows follow from the published TFLOP/s.
     (18, 28, 4096, 7168): (67, 492),
     (18, 227, 4096, 7168): (96, 4028),
     (18, 28, 7168, 2048): (38, 493),
@@ -68,7 +68,7 @@ MASKED_US = {
 }
 """Source: flashinfer-ai/flashinfer#2503, and #1502 for the last one; `bench_cute_dsl_blockscaled_gemm.py`, times of kineto."""
 LEAST_ROWS, MOST_ROWS = 0.7, 1.3
-"""Range of a group's rows over their mean in that benchmark; they are drawn uniformly."""
+"""Range of a group's rows relative to the mean. That benchmark draws them uniformly."""
 
 
 def cells() -> list[Case]:
@@ -77,7 +77,7 @@ def cells() -> list[Case]:
 
 
 def published() -> dict[Case, float]:
-    """Returns the cells with published times, and these in microseconds."""
+    """Returns the cells with published times, and the times in us."""
     found = {}
     for (groups, mean, n, k), (us, total) in MASKED_US.items():
         draw = random.Random(42)

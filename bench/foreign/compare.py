@@ -9,7 +9,7 @@ from nvfp4_cute.bench.foreign.operands import GroupedOperands, bytes_of
 from nvfp4_cute.emulator.record.representatives import LaunchWork, choose
 
 MOST_GROUPS = 12
-"""Number of groups whose results are compared; the first and the last are among them."""
+"""Most groups whose results are compared, including the first and the last."""
 NAN_BITS = 0x7FC0
 """Result that no kernel has written: NaN in bf16."""
 
@@ -19,8 +19,8 @@ class Found:
     """Results of a launch compared with exact sums.
 
     Attributes:
-        compared, differing: compared results, and those of them with other bits.
-        outside: results that are missing in tiles of executed clusters, or that are in other tiles.
+        compared, differing: number of compared results, and of those with wrong bits.
+        outside: number of results that executed clusters should have written but did not, or wrote outside of their tiles.
     """
 
     compared: int
@@ -29,7 +29,7 @@ class Found:
 
 
 def compare(operands: GroupedOperands, work: LaunchWork | None) -> Found:
-    """Compares results of some groups that the executed clusters computed. ``out`` held NaN before."""
+    """Compares results of some groups that the executed clusters computed. ``out`` must have held NaN before the launch."""
     compared = differing = outside = 0
     columns = operands.out.shape[1]
     out, starts = bytes_of(operands.out).view(np.uint16).reshape(-1, columns), operands.starts

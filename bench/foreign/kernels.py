@@ -19,7 +19,7 @@ class Tile:
 
     Attributes:
         m, n: rows and columns that an MMA computes; 256 rows take two CTAs.
-        form: further choices of the kernel, for people.
+        form: other choices of the kernel, as text for tables.
     """
 
     m: int
@@ -36,8 +36,8 @@ class Prepared:
 
     Attributes:
         run: makes the launches.
-        kernel: regular expression for the name of the kernel that multiplies; others prepare.
-        work: work of its clusters; None: all are executed.
+        kernel: regular expression for the name of the kernel that multiplies. Times of other launches do not count.
+        work: work of its clusters, from which the emulator executes a few; None executes all.
         operands: operands of the call.
     """
 
@@ -54,9 +54,9 @@ class Foreign:
     Attributes:
         name: name in tables.
         adapter: module of this package that calls it: ``refuses``, ``tiles``, and ``prepare``.
-        needs: module that must be found.
-        distribution: distribution whose version is stated; None for a checkout.
-        source: how to get it.
+        needs: module that the adapter imports.
+        distribution: installed distribution that has the version; None for a checkout.
+        source: how to get the kernel, for people.
     """
 
     name: str
@@ -125,7 +125,7 @@ FOREIGN = {
 
 
 def restricted(work: LaunchWork, launched: int) -> LaunchWork:
-    """Returns the work of a launch of at most a number of clusters."""
+    """Returns the work of the first ``launched`` clusters."""
     return replace(work, clusters=work.clusters[:launched])
 
 

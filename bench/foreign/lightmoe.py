@@ -11,9 +11,9 @@ from nvfp4_cute.formats.block_format import ATOM_ROWS
 MOST_EXPERTS = 256
 TILE_K = 256
 NARROW = (8, 16, 32, 64)
-"""Tokens of a tile with swapped operands."""
+"""Tokens per tile with swapped operands."""
 SWAPPED, DECODE = "swapped", "swapped, decode"
-"""Tokens along N; and with the tiles in a list that the layer of experts makes, as its decode path calls the kernel."""
+"""Forms of a tile. Swapped: tokens along N. Decode: also with a list of tiles, as LightMoE's layer calls the kernel to decode."""
 KERNEL = "Sm100GroupedBlockScaledGemm"
 
 

@@ -21,7 +21,7 @@ from nvfp4_cute.formats.block_format import ATOM_ROWS, NVFP4
 SCALES = (0x38, 0x40)
 """1 and 2 in e4m3."""
 PATTERN, STRIDE = 1 << 22, 4099
-"""Bytes of random data that are repeated, at an odd length, so that rows differ; first byte of a group after another's."""
+"""Bytes of the repeated random pattern (one more, so that rows differ), and the shift of the pattern from group to group."""
 VALUES = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, 0, -0.5, -1, -1.5, -2, -3, -4, -6], np.float32)
 
 
@@ -36,7 +36,7 @@ class GroupedOperands:
         a, b: uint8 [rows, K/2] and [groups, N, K/2].
         a_scale: uint8 [atoms, K/64, 32, 4, 4].
         b_scale: uint8 [groups, N/128, K/64, 32, 4, 4].
-        out: bf16 [rows, N], without values.
+        out: bf16 [rows, N], not initialized.
         device: "cpu", or "cuda" for the virtual GPU.
     """
 
@@ -56,7 +56,7 @@ class GroupedOperands:
         return [m for m, _, _ in self.sizes]
 
     def offs(self, *, from_zero: bool = False) -> torch.Tensor:
-        """Returns the number of rows up to the end of every group as int32, perhaps with a zero in front."""
+        """Returns the number of rows up to the end of every group as int32. from_zero: whether a zero comes first."""
         ends = list(accumulate(self.rows, initial=0))
         return torch.tensor(ends if from_zero else ends[1:], dtype=torch.int32, device=self.device)
 
@@ -132,7 +132,7 @@ def _numbers(data: torch.Tensor, scale: torch.Tensor, rows: np.ndarray, k: int) 
 
 
 def make(case: Case, gpu: VirtualGpu | None = None) -> GroupedOperands:
-    """Makes the operands of a cell, on the virtual GPU or on the CPU. Weights of groups without rows have no values."""
+    """Makes the operands of a cell, on the virtual GPU or on the CPU. Weights of groups without rows are not filled."""
     generator = np.random.default_rng(1)
     elements = generator.integers(0, 256, PATTERN + 1, np.uint8)
     factors = np.array(SCALES, np.uint8)[generator.integers(0, 2, PATTERN // 8 + 1)]

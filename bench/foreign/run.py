@@ -2,7 +2,7 @@
 
     python -m nvfp4_cute.bench.foreign.run KERNEL TARGET < cells
 
-A line of the input is a cell and a tile, with a tab between them.
+Each line of the input is a cell, a tab and a tile.
 """
 
 import json
@@ -38,7 +38,7 @@ REASON_CHARACTERS = 300
 
 
 class ModellingGpu(VirtualGpu):
-    """A virtual GPU that models the launches of one kernel, and executes few of its clusters if their work is known."""
+    """A virtual GPU that models the launches of one kernel. If the work of its clusters is known, it executes only a few."""
 
     def __init__(self, target: Target):
         """Starts without an expected kernel."""
@@ -100,7 +100,7 @@ def record(
 
 
 def main() -> None:
-    """Reads cells and tiles, one of each a line with a tab between, and prints a record for each."""
+    """Reads lines with a cell, a tab and a tile, and prints a record for each."""
     kernel, target = sys.argv[1], lookup(sys.argv[2])
     by_name = {str(case): case for case in cells()}
     lines = [line.rstrip("\n").split("\t") for line in sys.stdin]

@@ -13,9 +13,9 @@ from nvfp4_cute.planning.schedule import TileSchedule, WorkTile
 from nvfp4_cute.roofline.tile_work import GroupPlaces, launch_work
 
 Fast = Literal["m", "n", "shorter", "n in eights"]
-"""Axis of neighbouring tiles: M, N, or the one with fewer tiles in the group (M of equal ones).
+"""Axis along which consecutive tiles advance: M, N, or the one with fewer tiles in the group (M if both have as many).
 
-In eights: eight tiles along N, then along M, to and fro.
+"n in eights": blocks of eight tiles along N. Within a block, N advances first, then M, in alternating direction.
 """
 EIGHT = 8
 
@@ -25,7 +25,7 @@ class StaticSchedule(TileSchedule):
     """Tiles of all groups in order; cluster c computes the tiles c, c + clusters, c + 2 * clusters, ...
 
     Attributes:
-        fast: axis of neighbouring tiles in a group.
+        fast: axis along which consecutive tiles of a group advance; see ``Fast``.
     """
 
     fast: Fast = "shorter"

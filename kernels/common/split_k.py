@@ -51,7 +51,7 @@ def k_tiles_of_cta(
 ) -> tuple:
     """Returns the first K tile and the number of K tiles of this CTA's share; 0 if there are fewer K tiles than CTAs.
 
-    begins_with_more: whether the first CTAs have one more where shares differ, so that the first one always has K tiles.
+    begins_with_more: whether the first CTAs get the larger shares, so that the first one always has K tiles.
     """
     first, count = Int32(0), k_tile_cnt
     if cutlass.const_expr(split > 1):

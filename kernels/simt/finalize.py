@@ -2,8 +2,8 @@
 
 h (rows, N) and y (tokens, N) fp16 or bf16. Every product and every sum is one float32 operation: acc = acc + w * v,
 with v = h or h + bias of the choice's expert; at the end acc + shared[t]; then one rounding. Choices without a row (-1)
-are skipped. Routed rows have the numbers of their choices, and choices of no local expert are skipped. If other ranks
-store rows, and one of them is not in time, all results are NaN.
+are skipped. If rows are routed, choice c has row c, and choices of no local expert are skipped. If other ranks store rows
+and one of them is late, all results are NaN.
 
 Work: a warp takes 256 columns of a token, a lane eight. The rows of ``AHEAD`` choices are loaded at once.
 """
@@ -61,7 +61,7 @@ class FinalizeKernel:
         has_shared: whether each token has a row that is added.
         has_bias: whether each expert has a row that is added to its rows.
         waits: whether other ranks are storing rows of h, so that the kernel waits for them first.
-        is_routed: whether a choice's row is that of its number, not of ``rows``.
+        is_routed: whether choice c has row c, instead of one from ``rows``.
         name: name of the kernel in profilers and in the emulator's reports.
     """
 
@@ -101,7 +101,7 @@ class FinalizeKernel:
 
     @cute.kernel
     def kernel(self, operands: FinalizeOperands, signals: Signals | None, experts: Int32 | None):
-        """Loads, weighs, adds, and stores. experts: of routed rows: the number of local experts."""
+        """Loads, weighs, adds, and stores. experts: number of local experts if rows are routed."""
         tidx, _, _ = cute.arch.thread_idx()
         block_idx, _, _ = cute.arch.block_idx()
         chunks = cute.ceil_div(operands.n, LANE_COLUMNS * WARP_SIZE)

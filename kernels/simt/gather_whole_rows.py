@@ -1,9 +1,9 @@
-"""Tokens to rows of their experts with one fp32 scale each: each row is quantized once and written for every choice of it.
+"""Copies tokens to the rows of their experts, quantized with one fp32 scale per row: once per token, then stored per choice.
 
 x (tokens, K) fp16 or bf16; data (rows, K) int8 or e4m3 and scales (rows, 1) fp32, bit for bit those of ``formats.quantize``.
 
-Work: a CTA takes a token, as in ``quantize_whole_rows``. If there are few choices in total, every warp computes the order of
-rows by itself without an earlier launch, and the warps together write the order for later kernels.
+Work: a CTA takes a token, as in ``quantize_whole_rows``. If there are few choices in total, no earlier launch sorts them: every
+warp computes the order of rows by itself, and the warps together write it for later kernels.
 """
 
 from dataclasses import dataclass
@@ -86,8 +86,8 @@ class GatherWholeRowsKernel(QuantizeWholeRowsKernel):
             store_shared(rows + tidx * WORD_BYTES, [row.to(Uint32)])
         units = operands.k // LANE_VALUES
         places = [operands.x + token * operands.x_pitch]
-        # Its threads meet, so that they also see the rows.
         held = self.hold(places, units)
+        # The barrier in scale_of_row also makes the stored rows visible to all threads.
         scale = self.scale_of_row(places, held, units, words)
         if tidx < ids.top_k and row >= 0:
             store_word(operands.scale + Int64(row) * WORD_BYTES, ptx.bits_of(scale))

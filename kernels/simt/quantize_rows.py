@@ -25,8 +25,8 @@ from .silu import silu_mul
 HALF = WARP_SIZE // 2
 LANE_BYTES = VECTOR_WORDS * 4
 STEPS = 4
-# Two ordinary numbers in fp16 and in bf16. Blocks after the last one hold them, because a division of zeros by the
-# divisor of a scale of 0 branches to a slow subroutine: 2.7 us on an H200.
+# A pair of normal numbers, in fp16 and in bf16. Fills blocks beyond the end of a row: zeros would have a scale of 0, and the
+# division by it branches to a slow subroutine (2.7 us on an H200).
 NUMBERS = 0x3C003C00
 
 

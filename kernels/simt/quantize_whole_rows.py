@@ -2,8 +2,8 @@
 
 x (M, K) in rows of unit stride; data (M, K) int8 or e4m3 and scales (M, 1) fp32, both without gaps.
 
-Work: a CTA takes a row, 16 bytes of x per thread at a time. Threads hold what they read until the scale is known, up to 8,192
-values per row, and read the rest of a longer row again, from caches.
+Work: a CTA takes a row, 16 bytes of x per thread at a time. Until the scale is known, threads hold up to 8,192 values of the row
+in registers. They read the rest of a longer row again, from caches.
 """
 
 import cutlass
@@ -80,7 +80,7 @@ class QuantizeWholeRowsKernel:
 
     @cute.jit
     def hold(self, places: list, units: Int32) -> list:
-        """Loads the first units of a thread, zeros beyond the end of the row: per unit, the words of every input."""
+        """Loads a thread's first units, as zeros beyond the end of the row. Returns, per unit, the words of every input."""
         held = [
             [cute.make_rmem_tensor(VECTOR_WORDS, Uint32) for _ in range(len(places))]
             for _ in range(HELD_UNITS)
@@ -109,7 +109,7 @@ class QuantizeWholeRowsKernel:
 
     @cute.jit
     def store_row(self, places: list, held: list, units: Int32, divisor: Float32, target: tuple):
-        """Encodes a row and stores it. target: where :meth:`store` puts units."""
+        """Encodes a row and stores it. target: argument of :meth:`store`."""
         tidx = cute.arch.thread_idx()[0]
         for i in cutlass.range_constexpr(HELD_UNITS):
             if tidx + i * THREADS < units:

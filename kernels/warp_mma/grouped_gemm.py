@@ -1,8 +1,8 @@
 """Weight-only grouped GEMM of few rows a group, on every GPU from sm_80 on: 16-bit tokens x quantized weights.
 
 For every group g: C = alpha[g] * A @ (B * SFB)^T  with A (M_g, K_g) of 16 bits, K-major, C fp16, bf16 or fp32; dual GEMMs,
-formats and four forms are those of ``..sm90.weight_only``. In a fifth form, "routed", a group is one expert of one token:
-one row, whose weights are those of an id on the device. K is a multiple of 32.
+formats and four forms are those of ``..sm90.weight_only``. In a fifth form, "routed", a group is one token's choice of an
+expert: it has one row, and an id on the device selects its weights. K is a multiple of 32.
 
 Warps are alike: ``Warps.rows`` next to each other along weight rows, times ``Warps.k`` along K. A warp has 32 weight rows, the
 16-row operand of ``mma.sync.m16n8k16``, and all of a tile's tokens, the 8-column one. CTAs are persistent, and none waits for

@@ -115,10 +115,10 @@ class Weights:
 
 @dataclass(frozen=True)
 class Tokens:
-    """16-bit rows in global memory; lists have an entry a slot. Pitches in bytes.
+    """16-bit rows in global memory; lists have an entry per slot. Pitches are in bytes.
 
     Attributes:
-        choices: of routed groups: how many of them have the same row; empty for others.
+        choices: for routed groups, the number of consecutive groups that share a row; otherwise empty.
     """
 
     data: list
@@ -135,8 +135,8 @@ class Loads:
         weights: one operand, or two.
         layout: of their rows.
         n, k: extents, an entry a slot.
-        form: how groups' tokens lie: of "masked" and "batched" ones in batches; a "routed" group is one of the
-            ``Tokens.choices`` of a row, its result is the row of its number, and its weights are those of ``Place.row``.
+        form: how the tokens of groups lie in memory. "masked" and "batched" groups are batches. A "routed" group is one of
+            the ``Tokens.choices`` of a row: group g writes row g of the results, and its weights are batch ``Place.row``.
         max_tokens: of a tile.
     """
 
@@ -289,7 +289,7 @@ class Loads:
                 scales[operand * count + band, half] = loaded[band]
 
     def batch(self, place: Place) -> Int32:
-        """Returns the batch of a group's weights: in a list every group has operands of its own."""
+        """Returns the batch of a group's weights; 0 in a list, where every group has its own operands."""
         if self.form == "list":
             return Int32(0)
         return cutlass.max(place.row, 0) if self.form == "routed" else place.slot

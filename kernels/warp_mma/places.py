@@ -30,7 +30,7 @@ class Place:
         slot: the group.
         unit: the tile's first weight rows, in units of a warp.
         row, rows: the tile's first row of tokens, counted from the first of all groups or of the group's batch, and how many.
-            In a routed group ``row`` is the batch of its weights, -1 for none.
+            In a routed group, ``row`` is the batch of its weights, or -1 if it has none.
     """
 
     first: Int32
@@ -74,9 +74,9 @@ class Extents:
     Attributes:
         m, n, k: of ragged groups m in all, of masked ones at most.
         tile_offsets: of a list, tiles of all earlier slots, whose last entry is the number of all.
-        sizes: pointer to int32 on the device, of ragged and masked groups; of routed ones to their ids.
+        sizes: pointer to int32 on the device: offsets of ragged groups, rows of masked ones, ids of routed ones.
         count: groups.
-        experts: of routed groups: the id of the first weights, the number of them, and words of an id; empty for others.
+        experts: for routed groups, the id of the first expert, the number of experts, and 32-bit words per id; otherwise empty.
     """
 
     m: list
@@ -141,7 +141,7 @@ class Sizes:
 
     @cute.jit
     def weights_of(self, group: Int32) -> Int32:
-        """The batch of a routed group's weights, -1 for none."""
+        """Returns the batch of a routed group's weights; -1 if the expert is not local."""
         first, count, words = self.extents.experts
         ids = cute.make_tensor(self.extents.sizes, cute.make_layout(self.count, stride=words))
         batch = ids[group] - first

@@ -78,11 +78,11 @@ class Results:
                     self.store_pair(values, address, token < place.rows, columns - own, is_paired)
 
     def row(self, place: Place) -> Int32:
-        """Returns the first row of the results."""
+        """Returns the row of the results at which the group's tile begins."""
         return place.slot if self.loads.form == "routed" else place.row
 
     def factors(self, place: Place) -> list:
-        """Returns the factor of every product: 0 without weights."""
+        """Returns the factors of the products; 0 for a routed group without weights."""
         exponent = Float32(2.0**self.loads.decoding.exponent)
         count, is_routed = 1 if self.activation is None else 2, self.loads.form == "routed"
         if is_routed:

@@ -487,7 +487,7 @@ def store_global_scale(
 
 @dataclass(frozen=True, eq=False)
 class DequantizeTask(TableTask):
-    """Dequantizes ``t``. Its scales are contiguous; rows of its data may be further apart, except with several batch dimensions.
+    """Dequantizes ``t``. Its scales are contiguous. Rows of data may have gaps, except with several batch dimensions.
 
     Attributes:
         out: float16 or bfloat16, contiguous, in the shape of ``t``.

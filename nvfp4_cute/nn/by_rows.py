@@ -22,7 +22,7 @@ def faster_mode(rows: int, n: int, k: int, backend: str, device: torch.device) -
 
     Args:
         rows: number of activation rows.
-        n, k: extents of the weights.
+        n, k: extents of the weights [N, K].
         backend: see ``gemm``.
         device: device of the weights.
     """
@@ -46,7 +46,7 @@ def faster_mode_of_experts(rows: int, layer: MoE) -> Mode:
 
 
 def _has_choice(backend: str, device: torch.device) -> bool:
-    """Returns whether a GPU computes that has no FP4 tensor cores, but kernels for both modes."""
+    """Returns whether the layer runs on a GPU without FP4 tensor cores that has kernels for both modes."""
     is_reference = backends.resolve(backend, device) == "reference"
     return not is_reference and has_choice(backends.gpu_of(backend, device).arch)
 

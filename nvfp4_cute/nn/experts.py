@@ -88,7 +88,7 @@ class Projection(KeepsBits):
 
 
 class SortedExperts(KeepsBits):
-    """Experts that ``MoE`` does not compute: any function as activation, weights of any format, scales found in every call.
+    """Experts that ``MoE`` does not compute: any function as activation, weights of any format, scales computed in every call.
 
     Computes ``sum over a token's experts of weight * down(activation(gate(x), up(x)))`` with one product per projection. Torch
     sorts tokens by expert on the device, without waiting for it, and adds up the weighted results. A CUDA graph can capture
@@ -235,7 +235,7 @@ class SortedExperts(KeepsBits):
         return Rows(data, scale, scales, format.stored)
 
     def _found(self, x: torch.Tensor, format: BlockFormat, expert_of_row: torch.Tensor) -> torch.Tensor:
-        """Returns the global scale of all rows of experts, [E] times the same."""
+        """Returns one global scale for the rows of all experts, repeated as float32 [E]."""
         used = (expert_of_row < self.num_experts).unsqueeze(1)
         amax = torch.where(used, x, 0).abs().amax().float()
         # Divides by a tensor on the device: torch would multiply by the inverse of a host number.

@@ -17,13 +17,13 @@ class LatentMoE(torch.nn.Module):
     Kimi-K3 calls them ``routed_expert_down_proj`` and ``routed_expert_up_proj``, with ``routed_expert_norm`` before the latter.
 
     Args:
-        down: module [T, H] -> [T, L], such as a QuantizedLinear or torch.nn.Linear.
-        experts: a MoE of hidden size L, or a module with its arguments.
+        down: module [T, H] -> [T, L] with the latent size L, such as a QuantizedLinear or torch.nn.Linear.
+        experts: a ``MoE`` with ``hidden_size=L``, or a module that takes the same arguments.
         up: module [T, L] -> [T, H].
-        norm: module [T, L] -> [T, L] between the experts' sum and ``up``; None for none.
+        norm: module [T, L] -> [T, L] between the experts' sum and ``up``, or None.
 
     Raises:
-        ValueError: sizes that the modules tell do not fit.
+        ValueError: ``down.out_features``, ``experts.hidden_size`` and ``up.in_features``, where they exist, differ.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class LatentMoE(torch.nn.Module):
 
         Args:
             x: float16 or bfloat16 [T, H].
-            ids, weights: see ``MoE``.
+            ids, weights: integers and float32 [T, k]; see ``MoE``.
             shared: added to the result; dtype and shape of x.
 
         Returns:

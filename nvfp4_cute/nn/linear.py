@@ -64,8 +64,8 @@ class QuantizedLinear(state.Picklable):
       format (FP8: to FP8_1x128), then calls ``gemm``. Integer sums of INT8 are exact, so all backends give the same bits.
       MXFP4 weights with ``"fp8"`` are converted when the layer is made, with equal values: to MXFP4_FP8, 4.25 bits per weight
       as before, where a kernel multiplies it (sm_90a; its rows are FP8_1xK), else to FP8_128x128.
-    - ``activations="16bit"`` calls ``gemm`` with 16-bit rows, for weights of any format. Where that is faster for many rows, it
-      dequantizes W into memory that is freed afterwards, and torch multiplies (``ops.parts.dequantized``).
+    - ``activations="16bit"`` calls ``gemm`` with 16-bit rows, for weights of any format. For many rows, where that
+      is faster, it dequantizes W to temporary memory and torch multiplies (``ops.parts.dequantized``).
     - ``activations="auto"``, for NVFP4, is "16bit" on a GPU without FP4 tensor cores (Hopper), else "nvfp4"; ``mode`` tells
       which.
     - ``pre_decode=True`` dequantizes W to ``dtype`` once and calls ``torch.nn.functional.linear``, for GPUs without FP4

@@ -97,11 +97,12 @@ class MoE(NamesFormats):
             and w2 different block sizes.
         activations: see ``moe``. NVFP4 weights: "nvfp4" or "16bit". MX weights: "mxfp8_e4m3", "mxfp8_e5m2", "mxfp4" or "16bit".
             FP8_128x128: "16bit" or "fp8_1x128". INT8: "16bit" or "int8". int4: "16bit". None selects the first of these.
-            ``from_experts`` and ``from_quantized`` take "fp8_1xk" for MXFP4 weights, which they prepare (MXFP4_FP8, sm_90a).
+            ``from_experts`` and ``from_quantized`` also take "fp8_1xk" for MXFP4 weights, and convert them to MXFP4_FP8 (sm_90a).
         activation: an ``Activation`` or its name.
-        limit: its limit, for an activation given by name.
+        limit: limit of an activation that is given by name; see :class:`nvfp4_cute.Activation`.
         weight_layout: see ``moe``.
-        weight_on_input: see :class:`nvfp4_cute.Rows`.
+        weight_on_input: whether router weights multiply tokens before the first product (Llama-4); see
+            :class:`nvfp4_cute.Rows`.
         input_scale, hidden_scale: calibrated global scales of x and of the hidden activations: a number, or one per expert;
             None for 1. Only NVFP4 activations have them.
         bias: whether there are biases.

@@ -50,13 +50,13 @@ class GroupedOperands:
         out_scale: for quantized results, one entry per entry of ``out``: uint8, blocked. Padding columns become zeros; padding
             rows are not written.
         out_global_scale: float32 [G], or None for 1.
-        sizes: int32 [G]. Ragged: inclusive ends of the groups in the rows of ``a``. Masked: their rows. Routed: int32 or
-            int64 [G], the ids of their weights. None otherwise.
+        sizes: int32 [G]. Ragged: inclusive ends of the groups in the rows of ``a``. Masked: numbers of their rows. Routed:
+            int32 or int64 [G], the ids of their weights. None otherwise.
         chain: for a chain, int32 [G], zeros; None otherwise.
         activations: instead of ``a``: float16 or bfloat16 [M, K], or [batches, M, K].
         bias: float16, bfloat16 or float32 [N] for every group, or None.
         owners: for a list whose groups were divided (``launch.bands``): the caller's group of each entry; empty otherwise.
-        first_expert: for routed groups: the id of the first weights.
+        first_expert: for routed groups: id of the first expert in ``b``.
 
     All are views of the caller's memory, except converted row-major scales, new results, and factors given as numbers.
     """
@@ -119,7 +119,7 @@ def dual_weights(first: Weights, second: Weights, one: Any) -> list[Weights]:
 
 
 def _may_have_rows_of_scales(b_format: BlockFormat, result: Result, gate: Gate | None) -> bool:
-    """Returns whether scales may have rows, not blocks. Blocks of interleaved weights would span both products."""
+    """Returns whether scales may be row-major. Those of interleaved weights may not, because blocks would span both products."""
     is_interleaved = gate is not None and gate.is_interleaved and b_format.scale_layout == "rowmajor"
     return rules.may_be_of_rows(result.format) and not is_interleaved
 

@@ -107,7 +107,7 @@ class Decoding:
 
     @property
     def promotes(self) -> bool:
-        """Whether sums of part of K are added to float32 accumulators in other registers."""
+        """Whether the sums of each stage are added to float32 accumulators in other registers."""
         return promotes(self.format)
 
     @property

@@ -1,12 +1,14 @@
-"""e4m3 weights for FP8 tokens: MXFP4 in the order of ``formats.exact_fp8``, converted by tables, and both factors of sums.
+"""Converts MXFP4 weights to e4m3 for FP8 tokens, by tables, and scales the sums by row and by token.
 
-A word of weights holds eight e2m1 of a block: values 4t to 4t+3 and 16+4t to 16+4t+3 of its 32, which lane t of a quad
-multiplies in one MMA. ldmatrix distributes the words of rows. Three bits of a code select a byte of a table by prmt; a table has
-the e4m3 of all magnitudes times one power of two, from 2^-8 to 2^6, so every weight is exact relative to its row's largest scale.
-Signs of the lower four codes are in place; those of the upper four are four bits lower.
+Weights are in the order of ``formats.fp8_order``. A word holds eight e2m1 codes of a block of 32: values 4t to 4t+3 and 16+4t to
+16+4t+3, which lane t of a quad multiplies in one MMA. ldmatrix distributes the words of rows. Three bits of a code select a byte
+of a table by prmt. A table has the e4m3 codes of all magnitudes times one power of two, from 2^-8 to 2^6, so every weight is
+exact relative to its row's largest scale. Signs of the lower four codes are in place; those of the upper four are four bits
+lower.
 
-A word of scales has four blocks: bits 3 to 6 of a byte select the table, and the low two bits of all bytes are the exponent of
-the row's largest scale. The epilogue multiplies sums by that power of two, exactly, and by the scale of the token.
+A word of scales covers four blocks. Bits 3 to 6 of each byte select the table of its block, and the low two bits of the four
+bytes together are the exponent of the row's largest scale. The epilogue multiplies sums by that power of two, exactly, and by the
+scale of the token.
 """
 
 import math
@@ -32,7 +34,7 @@ E2M1_MAGNITUDES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 TABLE_WORDS = 2
 # A table's address differs from that of the first table in the lowest byte alone.
 TABLES_BYTES, TABLES_ALIGN_BYTES = 16 * 4 * TABLE_WORDS, 256
-# Bits of a word of scales that select tables, and the selector that replaces the low byte of an address by byte j of a word.
+# Bits of a word of scales that select tables; and the prmt selector that replaces the low byte of an address by a byte of a word.
 TABLE_BITS, ADDRESS_BYTES = Uint32(0x78787878), 0x7650
 # Distance of units of the second ldmatrix of a K tile.
 SECOND_UNITS = 2 * UNIT_BYTES
@@ -82,7 +84,8 @@ def row_steps(words: list, codes: Uint32, first_block: int, tables: Int32) -> li
     """Converts one row: per word, the e4m3 of both halves of an MMA's K.
 
     Args:
-        words: words of consecutive blocks. codes: the row's scales of the K tile.
+        words: words of consecutive blocks.
+        codes: the row's scales of the K tile.
         first_block: block of the first word.
         tables: shared address of the tables.
     """
@@ -99,7 +102,7 @@ def _table_address(places: Uint32, block: int, tables: Int32) -> Int32:
 
 
 def _halves(word: Uint32, low: Uint32, high: Uint32) -> list:
-    """Converts the lower and the upper four codes of a word."""
+    """Converts the lower four codes of a word, and the upper four. low, high: both words of the block's table."""
     return list(
         inline_ptx(
             "{ .reg .b32 codes, upper, first, second, signs; and.b32 codes, {$r0}, 0x77777777; shr.u32 upper, codes, 16; "

@@ -11,12 +11,12 @@ values.
 * SEEN: events that happened before.
 * FENCED: generic writes to shared memory that a proxy fence has made visible to the async proxy (`global_races` keeps
   fences of global memory).
-* CLUSTER: actions of warps, and of their cp.async, that only arrivals of at least cluster scope have announced. Other
-  components mean nothing in this row.
+* CLUSTER: actions of warps, and of their cp.async, that arrivals of at least cluster scope have announced. Values of other
+  components in this row have no meaning.
 * CAUSED: events that copies and relaxed arrivals also announce: events known to their issuer have happened, but this
   orders no memory.
-* LANES: actions of warps without those of lanes other than the announcing ones (`lane_order`). Only warps' own components
-  mean anything in this row.
+* LANES: actions of warps, up to the first store of a lane that did not take part in the announcement (`lane_order`). Only
+  the components of warps have a meaning in this row.
 """
 
 from typing import TYPE_CHECKING

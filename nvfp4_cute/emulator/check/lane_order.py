@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 
 
 class LaneOrder:
-    """Finds accesses to what other warps' lanes stored that only another lane of that warp announced.
+    """Finds accesses to data that a lane of another warp stored, but only another lane of that warp announced.
 
     Attributes:
-        active: whether a lane has announced less than its warp has stored.
+        active: whether an announcement so far has left out stores of other lanes.
     """
 
     def __init__(self, checker: Ledger):

@@ -7,7 +7,7 @@ from typing import Any
 from nvfp4_cute.activation import Activation, ActivationName
 from nvfp4_cute.errors import CheckpointError
 
-# Keys that name the activation of experts, the first one given counts.
+# Keys that name the activation of experts, in the order of preference.
 NAME_KEYS = ("mlp_hidden_act", "hidden_act", "hidden_activation", "activation_function")
 # Names of activations in config.json, those of transformers' ACT2FN and of the models' own code.
 ACTIVATIONS: dict[str, ActivationName] = {

@@ -1,5 +1,6 @@
-"""Dual GEMMs as two products, then torch operations: in formats with float32 scales that have no fused kernel, and for many
-16-bit rows, whose weights are dequantized first.
+"""Dual GEMMs as two products and torch operations.
+
+For formats with float32 scales that have no fused kernel, and for many 16-bit rows, whose weights are dequantized first.
 
 Such a call takes several launches and stores both products in float32.
 """
@@ -114,7 +115,7 @@ def compute(
 
 
 def _row_dimension(scale: Any, *, b_format: BlockFormat, scale_layout: ScaleLayout, **_: Any) -> int:
-    """Returns the dimension of rows in scales of weights, or of row atoms in blocked scales of lists."""
+    """Returns the dimension of rows in scales of weights; for blocked scales of lists, that of atoms along the rows."""
     if b_format.scale_layout != "blocked" or scale_layout != "blocked":
         return -2
     shape = scale[0].shape

@@ -1,8 +1,8 @@
 """Weight-only products of many rows: one launch dequantizes the weights to 16 bits, then torch multiplies.
 
-``planning.arch.dequantizes_first`` chooses between this way and weight-only kernels. A CUDA graph can capture it, and the
-dequantized weights are memory of torch's allocator, freed after the product. Batch-invariant calls do not come here,
-because the order of torch's sums depends on the number of rows.
+``planning.arch.dequantizes_first`` chooses between this way and weight-only kernels. A CUDA graph can capture both launches.
+torch allocates the dequantized weights and frees them after the product. Batch-invariant calls always use kernels, because the
+order of torch's sums depends on the number of rows.
 
 Weights are dequantized in one of two ways:
 
@@ -45,13 +45,14 @@ GROUPED_STEP = 8
 def is_for_gemm(a: Any, b: Any, b_format: BlockFormat, out_dtype: Any, backend: str, num_b: int = 1) -> bool:
     """Returns whether ``gemm`` of 16-bit rows, or a dual GEMM with ``num_b=2``, dequantizes its weights first.
 
-    Few rows are decided without a look at the GPU, which costs host time.
+    Decides for few rows without looking up the GPU, because that costs host time.
 
     Args:
         a, b: [M, K] and the bytes of [N, K], or [.., .., L]; not yet checked.
         b_format: format of ``b``.
         out_dtype: dtype of the results.
         backend: see ``gemm``.
+        num_b: number of weight operands, 1 or 2.
     """
     if not (isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor)) or a.ndim < 2 or len(a) < LEAST_ROWS:
         return False
@@ -127,13 +128,14 @@ def multiply(product: Product, backend: str) -> None:
 def multiply_groups(
     a: torch.Tensor, b: Operand, alpha: torch.Tensor | None, offs: torch.Tensor, backend: str
 ) -> torch.Tensor:
-    """Returns ``alpha[g] * a_g @ b_g.T`` of ragged bfloat16 rows. Rows of no group hold anything.
+    """Returns ``alpha[g] * a_g @ b_g.T`` of ragged bfloat16 rows, [rows, N]. Rows of no group may hold anything.
 
     Args:
         a: [rows, K].
         b: [G, N, K].
         alpha: float32 [G], or None.
-        offs: int32 [G].
+        offs: int32 [G], the row where each group ends.
+        backend: see ``gemm``; of the launch that dequantizes.
     """
     weights = _dequantized(b, alpha, a.dtype, backend)
     if is_planning():
@@ -152,7 +154,7 @@ def by_casts(t: BlockScaledTensor, dtype: torch.dtype) -> torch.Tensor:
 
 
 def _folds(dtype: torch.dtype, format: BlockFormat) -> bool:
-    """Returns whether weights times ``alpha`` are in the range of a dtype, whatever ``alpha`` is."""
+    """Returns whether weights times any ``alpha`` are in the range of a dtype, so that ``alpha`` can be part of them."""
     return dtype == torch.bfloat16 and format.has_global_scale
 
 
@@ -162,7 +164,7 @@ def _is_by_torch(format: BlockFormat) -> bool:
 
 
 def _dequantized(b: Operand, alpha: torch.Tensor | None, dtype: torch.dtype, backend: str) -> torch.Tensor:
-    """Returns [L, N, K] in a dtype, times ``alpha``."""
+    """Returns the weights times ``alpha``, [L, N, K] in ``dtype``."""
     format, shape = b.format, (b.batches, b.rows, b.k)
     scales = stored_scale_shape(format, shape, format.scale_layout)
     data, scale = b.data.view(format.data_dtypes[-1]), b.scale.view(format.scale_dtypes[0]).reshape(scales)

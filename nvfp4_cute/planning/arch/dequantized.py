@@ -1,7 +1,7 @@
-"""Weight-only products of many rows: one launch dequantizes the weights to 16 bits, then torch multiplies.
+"""Cost model of weight-only products whose weights one launch dequantizes to 16 bits before torch multiplies.
 
 Weight-only kernels dequantize weights for every tile of rows, and ``kernels/warp_mma`` multiplies with ``mma.sync``. From
-some number of rows on, matrix products of 16 bits save more than a pass over dequantized weights costs.
+some number of rows on, torch's 16-bit product saves more time than the additional pass over the weights costs.
 """
 
 from dataclasses import dataclass
@@ -9,15 +9,15 @@ from dataclasses import dataclass
 from nvfp4_cute.formats.block_format import FP32, NVFP4, BlockFormat
 from nvfp4_cute.planning.arch.base import PACES, live_sizes
 
-# Rows and weights below which nothing is estimated: launches bound such products.
+# Least number of rows and of weights. Launch overhead bounds smaller products, so they are not estimated.
 LEAST_ROWS = 64
 LEAST_WEIGHTS = 1 << 20
-# Bytes of dequantized weights at a time.
+# Most bytes of dequantized weights in memory.
 MOST_BYTES = 4 << 30
 VALUE_BYTES, SUM_BYTES = 2, 4
 # Rows of a tile of torch's grouped product.
 GROUPED_ROWS = 128
-# torch dequantizes weights with float32 scales in several operations: bytes that they move per weight.
+# Bytes per weight that torch's operations move to dequantize weights with float32 scales.
 BYTES_BY_TORCH = 16
 # The activation of a dual GEMM takes about this number of passes of torch over float32 results.
 ACTIVATION_PASSES = 10
@@ -25,15 +25,15 @@ ACTIVATION_PASSES = 10
 
 @dataclass(frozen=True)
 class Times:
-    """Model of both launches.
+    """Constants of both launches: of the one that dequantizes, and of torch's product.
 
     Source: dense products of 32 to 4096 rows on an H200 (``bench/results/h200_weight_only.json``,
     ``bench/notes/2026-11-29-h200-dequantized.md``); groups of 64 to 512 rows on an H100 (``bench/results/h100_moe.json``).
 
     Attributes:
         launch: us of both launches without work.
-        memory: share of the bandwidth of a copy.
-        flops, grouped_flops: share of the rate of matrix units in dense and in grouped products.
+        memory: fraction of a copy's bandwidth that both reach.
+        flops, grouped_flops: fraction of the tensor cores' rate that dense and grouped products reach.
     """
 
     launch: float = 9.0

@@ -15,7 +15,7 @@ from nvfp4_cute.problem import GroupedProblem
 # 16 to 128 rows. The launch that quantizes takes 4.4 to 5 us of it, and a timed graph adds the rest, which the models of
 # weight-only kernels contain. Source: ``bench/notes/2026-11-28-h200-w4a4-rows.md``.
 QUANTIZING_US = 6.3
-# Gain of 16 bits in modelled layers of experts that is asked for, because models of ragged groups err by about as much.
+# Least relative gain in modelled time for which layers of experts use 16 bits. Models of ragged groups err by about as much.
 LEAST_GAIN_OF_EXPERTS = 0.05
 
 
@@ -31,7 +31,7 @@ def keeps_16_bits(arch: str, num_sms: int, rows: int, n: int, k: int) -> bool:
     Args:
         arch, num_sms: the GPU.
         rows: rows of activations.
-        n, k: extents of the weights.
+        n, k: extents of the weights [N, K].
     """
     if not has_choice(arch) or not rows:
         return False

@@ -36,7 +36,7 @@ quantized_reason = fp8.no_quantized_reason
 
 
 def workspace_bytes(config: KernelConfig, rows: np.ndarray, k: np.ndarray, num_cta: int) -> int:
-    """Returns the bytes of the sums that stream-K hands over; 0 without stream-K. Its flags are counters."""
+    """Returns the bytes of stream-K's partial sums; 0 without stream-K. Its flags are in the counters."""
     return sm90_weight_only.workspace_bytes(config, num_cta)
 
 

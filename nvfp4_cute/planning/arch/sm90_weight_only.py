@@ -171,7 +171,7 @@ class WeightOnlySmem(RingSmem):
 
 
 def has_fp8_tokens(b_format: BlockFormat) -> bool:
-    """Returns whether weights were prepared for FP8 tokens (``formats.exact_fp8``)."""
+    """Returns whether weights were prepared for FP8 tokens (``formats.fp8_order``)."""
     return b_format == MXFP4_FP8
 
 
@@ -186,7 +186,7 @@ def slab_k(config: KernelConfig, b_format: BlockFormat) -> int:
 
 
 def k_multiple(b_format: BlockFormat) -> int:
-    """Returns the divisor of K. A K tile in slabs is one whole part of them."""
+    """Returns the divisor of K. Weights in slabs need whole K tiles."""
     return TILE_K if b_format.order == "slabs" else K_MULTIPLE
 
 
@@ -198,7 +198,8 @@ def has_scales_of_sums(b_format: BlockFormat) -> bool:
 def promotes(b_format: BlockFormat) -> bool:
     """Returns whether sums of part of K are accumulated in other registers.
 
-    So they are where scales cover 128 x 128 values, and for FP8 tokens, whose products tensor cores accumulate with few bits.
+    This is the case if scales cover 128 x 128 values, and for FP8 tokens, because tensor cores accumulate FP8 products with few
+    bits.
     """
     return has_fp8_tokens(b_format) or (has_scales_of_sums(b_format) and b_format.block_k == TILE_K)
 
@@ -263,8 +264,8 @@ def unsupported_reason(config: KernelConfig, num_b: int = 1, b_format: BlockForm
     most_k = TILE_K if has_scales_of_sums(b_format) else max(TILES_K)
     if promotes(b_format) and (tokens > MAX_PROMOTED_TOKENS or k > most_k):
         return (
-            f"cta_tile_shape_mnk={shape}: of {b_format.title} weights a lane has sums of a stage, too, of at most {most_k} "
-            f"values; use N tile {min(tokens, MAX_PROMOTED_TOKENS)}, K tile {min(k, most_k)}"
+            f"cta_tile_shape_mnk={shape}: with {b_format.title} weights a lane also holds sums of a stage, at most {most_k} "
+            f"values of K; use N tile {min(tokens, MAX_PROMOTED_TOKENS)}, K tile {min(k, most_k)}"
         )
     if config.stream_k and config.split_k > 1:
         return f"stream_k with split_k={config.split_k}: both divide K tiles; use split_k=1"
