@@ -57,7 +57,7 @@ class Bug:
         source: distribution and version of the wheel, or ``cutlass@COMMIT``.
         fixed: the same for a source with the fix; empty if `edits` make it.
         edits: lines that the fix adds or changes.
-        arguments: of the function.
+        arguments: additional arguments of the function.
         remains: what other findings of the fixed kernel mean.
     """
 
@@ -91,7 +91,7 @@ BUGS = (
         r"race: st\.shared .* ld\.shared",
         SGLANG,
         edits=(Edit("kernel_kkt_inv_uw.py", 652, BARRIER.format(128)),),
-        remains="the MMA warp waits for the epilogue of an earlier chunk before it frees tensor memory (line 298)",
+        remains="the MMA warp frees tensor memory after the epilogue of an earlier chunk, not the last one (line 298)",
     ),
     Bug(
         "gdn_output",
@@ -109,7 +109,7 @@ BUGS = (
         r"race: st\.shared .* ld\.shared",
         SGLANG,
         edits=(Edit("kernel_kkt_inv_uw.py", 592, BARRIER.format(128)),),
-        remains="as in the GDN kernel (line 319)",
+        remains="the MMA warp frees tensor memory too early, as in the GDN kernel (line 319)",
     ),
     Bug(
         "indexer_backward",
@@ -118,7 +118,7 @@ BUGS = (
         r"race \(warning\): ld\.shared .* only another lane announced",
         CUDNN.format("1.26.0"),
         CUDNN.format("1.27.0"),
-        remains="tensor memory is freed under loads of the reduction warps; exit before the TMA store of dQ",
+        remains="tensor memory is freed under loads of the reduction warps; the CTA may exit before its TMA store of dQ ends",
     ),
     Bug(
         "grouped_gemm",
@@ -143,7 +143,7 @@ BUGS = (
     Bug(
         "top_k",
         "TensorRT-LLM #18338",
-        "GVR top-k, in FlashInfer's port: the leader rewrites a bracket that other warps still read, so warps part at a barrier",
+        "GVR top-k, in FlashInfer's port: the leader rewrites a bracket that other warps still read, so warps diverge",
         r"race: st\.shared .* ld\.shared",
         FLASHINFER,
         edits=(Edit("gvr_topk_decode.py", 3171, "cute.arch.barrier()"),),
@@ -155,7 +155,7 @@ BUGS = (
         r"race: tcgen05\.cp .* TMA load",
         f"{CUTLASS}@7107b0553",
         edits=public_bug_runs.WAITS_FOR_SFB,
-        remains="the scope of arrivals, next row",
+        remains="the scope of arrivals is wrong (next row)",
     ),
     Bug(
         "blockscale_m128",
@@ -165,7 +165,7 @@ BUGS = (
         f"{CUTLASS}@7107b0553",
         edits=public_bug_runs.WIDER_SCOPE,
         arguments=("sfb_awaited",),
-        remains="a warning: no proxy fence after cp.async",
+        remains="a warning that no proxy fence follows cp.async",
     ),
     Bug(
         "dense_blockscaled",
@@ -367,10 +367,11 @@ def page(rows: Sequence[Sequence[str]], mode: str) -> str:
         (
             "# Reported faults of public kernels under the checker\n",
             f"Each kernel runs from its project's source, as released and with the fix, in {mode} mode ({versions}).",
-            "A finding has its kind, both accesses and their Python lines. Made by",
+            'A finding has its kind, both accesses and their Python lines. "clean": no finding with the fix. "gone": the',
+            "finding is gone, and the text says what else the checker reports. Made by",
             "`python -m nvfp4_cute.bench.public_bugs FOLDER --save bench/results/public_bugs.md`; `--help` names the sources.\n",
             *(f"| {' | '.join(row)} |" for row in table),
-            "\n## Not named\n",
+            "\n## Faults that the checker does not find\n",
             *(f"- {report}: {why}" for report, why in NOT_NAMED),
             "",
         )

@@ -28,7 +28,7 @@ class Best:
     Attributes:
         us: modelled microseconds.
         tile: the tile; empty for our kernel, which chooses for itself.
-        equal: whether all compared results had the expected bits.
+        equal: whether results were compared and all had the expected bits.
     """
 
     us: float
@@ -95,16 +95,17 @@ def text(known: Records, target: Target) -> str:
     parts = [
         f"# Foreign kernels on a {target.name}",
         "Times are modelled, not measured. Every kernel multiplies equal operands on the emulator, and the timing model replays "
-        "its launch with the same constants. Lower is better. The error of the model on Blackwell is not known: "
-        "`bench/results/timing_model.md`. Made by `python -m nvfp4_cute.bench.foreign --results "
+        "its launch with the same constants. Lower is better. We cannot measure the error of the model on Blackwell "
+        "(`bench/results/timing_model.md`). Made by `python -m nvfp4_cute.bench.foreign --results "
         "bench/results/b200_foreign.json --save`, which continues that file.",
         f"![Foreign times over ours]({target.name.lower()}_foreign.png)",
         "## Summary",
-        "The ratio is our time over the fastest foreign kernel's, each with its best tile; below 1 ours is faster.",
+        "The ratio is our time, with the config that we choose, over that of the fastest foreign kernel with its best tile. "
+        "Below 1, ours is faster.",
         _summary(groups),
         "## Cells",
-        "Microseconds. The tile is that of the fastest foreign kernel. Bits: whether all compared results of all kernels in the "
-        "row have the expected bits.",
+        'Times in us. The tile is that of the fastest foreign kernel. "bits": whether all compared results of all kernels in '
+        'the row have the expected bits. "-": not modelled.',
         *(f"### {name[0].upper()}{name[1:]}\n\n{_table(of, target)}" for name, of in groups.items()),
         "## Notes",
         "\n".join(f"- {note}" for note in _notes(known)),
@@ -160,10 +161,10 @@ def _notes(known: Records) -> list[str]:
     return [
         f"kernels: {'; '.join(f'{name} {chr(44).join(sorted(found))}'.strip() for name, found in versions.items())}. "
         "`python -m nvfp4_cute.bench.foreign --help` says how to get them.",
-        f"{len(modelled)} times. Clusters that do alike work stand for each other: {parts[0]} of {parts[1]} clusters of foreign "
-        "launches were executed.",
-        f"{sum(r['compared'] for r in modelled):,} results of executed clusters were compared with exact sums in bfloat16; "
-        f"{sum(map(_wrong, modelled)):,} differ. Scales are 1 or 2, so that fp32 sums are exact in any order. An executed "
+        f"{len(modelled)} times. Of clusters with equal work, only some were executed: {parts[0]} of {parts[1]} clusters of "
+        "foreign launches.",
+        f"{sum(r['compared'] for r in modelled):,} results of executed clusters were compared with exact sums, rounded to "
+        f"bfloat16; {sum(map(_wrong, modelled)):,} differ. Scales are 1 or 2, so that fp32 sums are exact in any order. An executed "
         "cluster must also compute the tiles that the replay expects of it, and no others.",
         "all kernels take rows of all experts one after the other, except CUTLASS list (lists of matrices, with sizes that the "
         "host knows) and FlashInfer masked (every expert has as many rows as the largest).",

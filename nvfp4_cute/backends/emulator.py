@@ -51,7 +51,7 @@ class Observer:
         mode: when asynchronous operations happen, see ``emulator.fronts.driver.Emulator``.
         check: whether to look for hazards.
         timing: whether to model the time of every launch instead of computing its result.
-        with_data: whether to compute results besides modelled times.
+        with_data: whether to compute results in addition to modelled times.
         timeline: whether modelled times include the actions of every warp.
         all_layouts: whether to model times in every layout of memory.
         count_banks: whether to count bank conflicts (``stats[i].banks``).
@@ -101,8 +101,8 @@ def observe(
     """Context manager that watches the launches that this thread makes on the emulator.
 
     ``mode``, ``check`` and ``count_banks`` set how they run; hazards are raised as an EmulatorError. ``timing`` models
-    their times instead of computing results, or also computes them ``with_data``; ``work_of`` executes equal clusters only
-    once; ``chain`` stores the records instead.
+    their times instead of computing results; ``with_data`` does both. ``work_of`` executes equal clusters only once.
+    ``chain`` stores the records instead.
     """
     observer = Observer(
         progress, mode, check, timing, with_data, timeline, all_layouts, count_banks, work_of, chain
@@ -130,8 +130,8 @@ def on_emulator(
 ) -> Iterator[Emulator]:
     """Context manager for an emulated GPU, by default a B200, that runs the launches of CuTe DSL functions compiled inside it.
 
-    ``timing``: model the times of launches instead of computing their results, or also compute them ``with_data``. ``chain``:
-    only record them, in this chain.
+    ``timing``: model the times of launches instead of computing their results. ``with_data``: do both. ``chain``: only record
+    the launches, in this chain.
 
     Raises:
         EmulatorError: the launch shim is missing, or the emulated program broke a rule of the machine.

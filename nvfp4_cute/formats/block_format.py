@@ -82,7 +82,7 @@ UE4M3 = NumberType("ue4m3", 8, 448.0, 8, ("uint8", "float8_e4m3fn"), "float8_e4m
 UE8M0 = NumberType("ue8m0", 8, 2.0**127, 127, ("uint8", "float8_e8m0fnu"), "float8_e8m0fnu")
 # Symmetric: quantization never produces -128, but operands may contain it.
 S8 = NumberType("s8", 8, 127.0, 6, ("uint8", "int8"), "int8")
-# Exponent relative to the largest of a row; see ``formats.fp8_order``.
+# Exponent of a block relative to the largest one of its row; see ``formats.fp8_order``.
 RELATIVE = NumberType("relative", 8, 2.0**127, 127, ("uint8",), "uint8")
 FP32 = NumberType("fp32", 32, (2 - 2.0**-23) * 2.0**127, 127, ("float32",), "float32")
 BF16 = NumberType("bf16", 16, (2 - 2.0**-7) * 2.0**127, 127, ("bfloat16",), "bfloat16")
@@ -361,7 +361,7 @@ FP8_128x128 = BlockFormat("fp8_128x128", E4M3, FP32, block_k=128, block_rows=128
 FP8_1xK = BlockFormat("fp8_1xk", E4M3, FP32, block_k=0, scale_layout="rowmajor")
 INT8 = BlockFormat("int8", S8, FP32, block_k=0, scale_layout="rowmajor")
 MXFP4_FP8 = BlockFormat("mxfp4_fp8", E2M1, RELATIVE, block_k=32, order="fp8")
-# Powers of two of MXFP4_FP8: e4m3 holds e2m1 times 2^-8 to 2^6. ROW_EXPONENT is that of the row's largest scale.
+# Number of powers of two in MXFP4_FP8, because e4m3 holds e2m1 times 2^-8 to 2^6. The row's largest scale becomes 2^ROW_EXPONENT.
 E4M3_POWERS, ROW_EXPONENT = 15, 6
 # Formats of ``a`` and ``b``, or of the M side and the N side of an MMA.
 Formats = tuple[BlockFormat, BlockFormat]
@@ -387,8 +387,7 @@ INT4_FORMATS = {
 }
 
 
-# Formats whose data is in slabs, by the name of the same format with data in rows; rows of a slab, and bytes of each row that
-# follow each other.
+# Suffix of the names of formats in slabs (``formats.slabs``), rows of a slab, and contiguous bytes of each row.
 SLABS_SUFFIX, SLAB_ROWS, PART_BYTES = "_slabs", 8, 64
 SLABS = {
     name: replace(f, name=name + SLABS_SUFFIX, order="slabs") for name, f in (FORMATS | INT4_FORMATS).items()

@@ -107,7 +107,7 @@ def run_math(args: MathArgs):
     tiles, tile_m = args.tiles, args.config.work_tile_mnk[0]
     # Accumulator 4i + 2h + e belongs to weight row (lane's first + 8h) and token 8i + 2 * (lane % 4) + e.
     acc = cute.make_rmem_tensor(tile_m // 2, Float32)
-    # Separate sums of part of K where those are promoted.
+    # Where sums are promoted, MMAs add up a part of K in registers of their own.
     products = cute.make_rmem_tensor(tile_m // 2, Float32) if args.decoding.promotes else acc
     weights = _weights(args.decoding)
     stage, phase, parity = Int32(0), Int32(CONSUMER_PHASE), Int32(0)
@@ -138,7 +138,7 @@ def run_math(args: MathArgs):
 def _lane_rows(args: MathArgs, tile: WorkTile) -> LaneRows:
     """Returns the offsets of a lane's weights: its unit, or for 8-bit elements its first pair in unit 0.
 
-    With FP8 tokens, the offset of the 16 bytes that it addresses for others.
+    With FP8 tokens, the offset of the 16 bytes whose address this lane passes to ldmatrix.
     """
     decoding, lane = args.decoding, cute.arch.thread_idx()[0] % 4
     if decoding.has_fp8_tokens:

@@ -486,11 +486,12 @@ def live_sizes(
 # ---- GPUs next to the one on which times were measured ------------------------------------------------
 @dataclass(frozen=True)
 class Pace:
-    """What scales measured times of weight-only kernels to another GPU.
+    """Rates of a GPU, by which times of weight-only kernels that were measured on an H200 are scaled.
 
     Attributes:
-        memory_bytes: bytes that a copy moves per us and SM. clock: of SMs under load, in MHz. flops: of 16-bit products, per
-            clock and SM (``gpus.targets``).
+        memory_bytes: bytes per us and SM that a copy moves.
+        clock: clock of the SMs under load, in MHz.
+        flops: operations of dense 16-bit products per clock and SM (``gpus.targets``).
     """
 
     memory_bytes: float
@@ -498,7 +499,7 @@ class Pace:
     flops: float
 
 
-# An H200's is measured; of the others 0.9 times what their makers say of the GPU with most memory bandwidth an SM.
+# The H200's memory rate is measured. Others are 0.9 times the specified bandwidth of the GPU with the most bandwidth per SM.
 PACES = {
     "sm_80": Pace(17000, 1410, 2048),
     "sm_86": Pace(10300, 1700, 1024),
@@ -514,9 +515,9 @@ H200_SMS = 132
 
 
 def paced_us(arch: str, num_sms: int, us: float, nbytes: float) -> float:
-    """Returns the time of a kernel without its launch: what it takes an H200, or what memory takes if that is more.
+    """Returns the time of a kernel in us, without its launch: that on an H200, scaled by SMs and clocks, or that of memory.
 
-    us: on an H200. nbytes: that are moved from and to memory.
+    us: time on an H200. nbytes: bytes that are moved from and to memory.
     """
     pace = PACES[arch]
     work = us * (H200_SMS * PACES["sm_90a"].clock) / (num_sms * pace.clock)
