@@ -164,8 +164,8 @@ def _notes(known: Records) -> list[str]:
         f"{len(modelled)} times. Of clusters with equal work, only some were executed: {parts[0]} of {parts[1]} clusters of "
         "foreign launches.",
         f"{sum(r['compared'] for r in modelled):,} results of executed clusters were compared with exact sums, rounded to "
-        f"bfloat16; {sum(map(_wrong, modelled)):,} differ. Scales are 1 or 2, so that fp32 sums are exact in any order. An executed "
-        "cluster must also compute the tiles that the replay expects of it, and no others.",
+        f"bfloat16; {sum(map(_wrong, modelled)):,} differ. Scales are 1 or 2, so that fp32 sums are exact in any order. An "
+        "executed cluster must also compute the tiles that the replay expects of it, and no others.",
         "all kernels take rows of all experts one after the other, except CUTLASS list (lists of matrices, with sizes that the "
         "host knows) and FlashInfer masked (every expert has as many rows as the largest).",
         "only the launch that multiplies is counted; CUTLASS moe makes tensor maps in a launch before it.",
