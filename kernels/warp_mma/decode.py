@@ -23,23 +23,23 @@ from ..common.int4 import Int4Decoding, codes_four_apart
 from ..common.int8 import integer_pair
 from ..common.versions import inline_ptx
 
-# log2 of what sums of e2m1 with scales of e4m3 are multiplied with. bf16: scales take all but 2 ** 7 of what is missing.
+# log2 of the factor of sums of NVFP4 weights. bf16: scales contain the rest of the 2 ** 126 that e2m1 bits lack.
 NVFP4_EXPONENTS = {"f16": 14, "bf16": 7}
 BF16_SCALE = 2.0**119
 # A pair: sign, two exponent bits, a mantissa bit.
 PAIR_BITS = {"f16": 0x8E008E00, "bf16": 0x81C081C0}
-# Where magnitudes of two pairs go, and how far the second pair is to the right of the first one.
+# Bits of the magnitudes of two pairs in a word, and by how many bits the second pair lies to the right of the first.
 MAGNITUDES = {"f16": 0x0E0E0E0E, "bf16": 0x01DC01DC}
 SECOND_PAIR_SHIFT = {"f16": 8, "bf16": 4}
-# prmt: one half twice.
+# prmt selectors that repeat the lower, or the upper, half of a word.
 BOTH_HALVES = (0x1010, 0x3232)
-# Lanes that share the K of a row in a step; values of a piece.
+# Lanes that share the values of a row in a step, and values per piece.
 LANES_K, PIECE_K = 4, 8
 
 
 @dataclass(frozen=True)
 class Decoding:
-    """From which format, into bf16 or fp16.
+    """Dequantizes weights of a format to bf16 or fp16.
 
     A lane has 16 bytes of a row in a step: pieces of eight values, in ``words`` words each.
     """
@@ -49,27 +49,27 @@ class Decoding:
 
     @property
     def type_name(self) -> str:
-        """In PTX, of what weights become."""
+        """PTX's name of the type of dequantized weights."""
         return "bf16" if self.is_bf16 else "f16"
 
     @property
     def step_k(self) -> int:
-        """Values along K of a step."""
+        """Values along K per step."""
         return self.format.elements(STEP_BYTES)
 
     @property
     def lane_k(self) -> int:
-        """The part of these that one lane has."""
+        """Values along K per step and lane."""
         return self.step_k // LANES_K
 
     @property
     def words(self) -> int:
-        """Words of a piece."""
+        """Words per piece."""
         return self.format.row_bytes(PIECE_K) // 4
 
     @property
     def int4(self) -> Int4Decoding | None:
-        """How integers of 4 bits are decoded; None for other formats."""
+        """Dequantization of 4-bit integers; None for other formats."""
         return Int4Decoding(self.format, self.is_bf16) if self.format.is_int4 else None
 
     @property
@@ -79,7 +79,7 @@ class Decoding:
 
     @property
     def has_row_scales(self) -> bool:
-        """Whether a scale a row multiplies complete sums."""
+        """Whether one scale per weight row multiplies complete sums."""
         return self.format.block_k == 0
 
     @property
@@ -89,13 +89,13 @@ class Decoding:
 
     @property
     def exponent(self) -> int:
-        """log2 of what sums are multiplied with."""
+        """log2 of the factor by which sums are multiplied."""
         if self.format.element.bits == 8 or self.int4 is not None:
             return 0
         return ue8m0.OPERAND_EXPONENT if self.has_powers else NVFP4_EXPONENTS[self.type_name]
 
     def token_pairs(self, words: list) -> list:
-        """Eight tokens' values, in four words, in the pairs that weights come in."""
+        """Returns eight values of a token, in four words, in the order of pairs that dequantized weights have."""
         if self.format.element.bits == 8:
             return words
         return [
@@ -125,7 +125,7 @@ class Decoding:
         return [both[piece * len(both) // pieces] for piece in range(pieces)]
 
     def pairs(self, words: list, scale: Any) -> list:
-        """A piece's eight weights, times their scale where it has one, as four pairs."""
+        """Returns the eight weights of a piece as four pairs, times their scale if the format has one per piece."""
         if self.int4 is not None:
             return [self.int4.weights(codes, scale) for codes in codes_four_apart(*words)]
         if self.format.element.bits == 8:
@@ -137,7 +137,7 @@ class Decoding:
         return [ptx.mul_x2(pair, scale, self.type_name) for pair in pairs]
 
     def _pair_of_bytes(self, word: Uint32) -> Uint32:
-        """The two values in the low half of a word, without their scale."""
+        """Returns the two values in the low half of a word, without their scale."""
         if self.format.has_integer_sums:
             return integer_pair(word, self.is_bf16)
         element = self.format.element.name
@@ -145,7 +145,7 @@ class Decoding:
 
 
 def e2m1_pairs(word: Uint32, type_name: str) -> list:
-    """Eight values over a power of two, as pairs of nibbles (0, 4), (1, 5), (2, 6), (3, 7)."""
+    """Returns eight values divided by a power of two, as pairs of nibbles (0, 4), (1, 5), (2, 6), (3, 7)."""
     if type_name == "f16":
         # Nibbles 0 and 2, of which the second lies in upper bytes, then 1 and 3.
         first, second = _merged(word << 1, word << 4, type_name), _merged(word >> 3, word, type_name)
@@ -159,7 +159,7 @@ def e2m1_pairs(word: Uint32, type_name: str) -> list:
 
 
 def _merged(magnitudes: Uint32, signs: Uint32, type_name: str) -> Uint32:
-    """Bits ``MAGNITUDES`` of one word, all others of another."""
+    """Returns the bits ``MAGNITUDES`` of one word and all other bits of another."""
     return inline_ptx(
         f"lop3.b32 {{$w0}}, {{$r0}}, {{$r1}}, {MAGNITUDES[type_name]:#x}, 0xE4;",
         write_only_types=[Uint32],

@@ -1,24 +1,24 @@
-"""Weight-only grouped GEMM of few rows a group, on every GPU from sm_80 on: 16-bit tokens x quantized weights.
+"""Weight-only grouped GEMM for few rows per group, on every GPU from sm_80 on: 16-bit tokens x quantized weights.
 
 For every group g: C = alpha[g] * A @ (B * SFB)^T  with A (M_g, K_g) of 16 bits, K-major, C fp16, bf16 or fp32; dual GEMMs,
 formats and four forms are those of ``..sm90.weight_only``. In a fifth form, "routed", a group is one token's choice of an
 expert: it has one row, and an id on the device selects its weights. K is a multiple of 32.
 
-Warps are alike: ``Warps.rows`` next to each other along weight rows, times ``Warps.k`` along K. A warp has 32 weight rows, the
-16-row operand of ``mma.sync.m16n8k16``, and all of a tile's tokens, the 8-column one. CTAs are persistent, and none waits for
-another.
+All warps have the same role. A CTA has ``Warps.rows`` warps along weight rows times ``Warps.k`` along K. A warp multiplies 32
+weight rows, the 16-row operand of ``mma.sync.m16n8k16``, by all tokens of a tile, the 8-column operand. CTAs are persistent, and
+none waits for another.
 
-A turn is two steps of 64 bytes of every weight row of a warp. Weights and scales go from global memory to registers, a turn
-ahead; tokens go to registers two turns ahead, and to shared memory one turn ahead. All warps of the same K read them there: a
-barrier a turn.
+A turn is two steps, each with 64 bytes of every weight row of a warp. Weights and scales are loaded from global memory to
+registers one turn ahead. Tokens are loaded to registers two turns ahead, and stored to shared memory one turn ahead. All warps
+with the same K read them there, with one barrier per turn.
 
-Order of K: a lane has 16 consecutive bytes of each of its rows in a step, and their values in the order of ``decode``. Tokens
-lie in shared memory in that order.
+Order of K: in a step, a lane has 16 consecutive bytes of each of its rows, and their values in the order of ``decode``. Tokens in
+shared memory have the same order.
 
-Order of summation: a warp adds its K in ascending order; then warps of the same rows, then the CTAs that share a tile
-(``sums``).
+Order of summation: a warp adds up its part of K in ascending order. Then the sums of the warps with the same rows are added, then
+those of the CTAs that share a tile (``sums``).
 
-Shared memory: tokens (BYTE, STAGE, K_WARP); sums of warps; what is known of groups (``places.Groups``).
+Shared memory: tokens (BYTE, STAGE, K_WARP); sums of warps; entries of groups (``places.Groups``).
 """
 
 from typing import Any
@@ -49,7 +49,7 @@ from .results import Results
 from .sums import MMA_M, Sums
 
 TOKEN_BYTES = 2
-# No byte is read from L1 twice, but scales.
+# Only scales are read from L1 more than once.
 SMEM_CARVEOUT_PERCENT = 100
 CTA_BARRIER = 1
 
@@ -68,10 +68,10 @@ class WarpMmaGemm(GroupedGemmVariant):
 
     @cute.jit
     def __call__(self, table: cute.Pointer, stream):
-        """Launch persistent CTAs.
+        """Launches persistent CTAs.
 
         Args:
-            table: Int64 in host memory, a header row and one row a slot: ``launch_table``.
+            table: Int64 in host memory, a header row and one row per slot: ``launch_table``.
             stream: CUstream.
         """
         # (COLUMN, ROW)
@@ -134,7 +134,7 @@ class WarpMmaGemm(GroupedGemmVariant):
 
     @cute.kernel
     def kernel(self, weights: list, rows: Tokens, extents: Extents, outputs: OutputTable, memory: tuple):
-        """Find the CTA's share, and go through it. memory: addresses of counters and of the workspace."""
+        """Computes the CTA's share of all positions. memory: addresses of the counters and of the workspace."""
         tidx, _, _ = cute.arch.thread_idx()
         smem, warps = SmemAllocator(), self.warps
         settings = (
@@ -164,7 +164,8 @@ class WarpMmaGemm(GroupedGemmVariant):
         results = Results(outputs, self.kind.dtype, self.kind.activation, loads)
         lane = Lane.of(tidx, warps)
         first, stop = shares.first(cta), shares.first(cta + 1)
-        if cutlass.const_expr(not self.config.stream_k):  # a tile belongs to the CTA in whose share it begins
+        # Without stream-K, the CTA whose share contains a tile's first position computes the whole tile.
+        if cutlass.const_expr(not self.config.stream_k):
             first, stop = groups.next_tile(first), groups.next_tile(stop)
         if first < stop:
             self.run(first, stop, loads, groups, shares, sums, results, lane, tokens)
@@ -182,7 +183,7 @@ class WarpMmaGemm(GroupedGemmVariant):
         lane: Lane,
         tokens: Int32,
     ):
-        """Go through the CTA's steps, from position ``first`` to ``stop``."""
+        """Computes the CTA's steps, from position ``first`` up to ``stop``."""
         now = groups.place(first, stop)
         ahead = groups.next(now, stop)
         beyond = groups.next(ahead, stop)
@@ -218,7 +219,7 @@ class WarpMmaGemm(GroupedGemmVariant):
             stage, other_stage = other_stage, stage
 
     def wait(self, lane: Lane):
-        """For the warps of the same K."""
+        """Waits at the barrier of the warps with the same K."""
         cute.arch.barrier(barrier_id=CTA_BARRIER + lane.k_warp, number_of_threads=self.warps.rows * WARP_SIZE)
 
     @cute.jit
@@ -233,7 +234,7 @@ class WarpMmaGemm(GroupedGemmVariant):
         lane: Lane,
         half: cutlass.Constexpr,
     ):
-        """Add a step's products."""
+        """Adds the products of a step to ``acc``."""
         decoding = self.decoding
         first_k = loads.k_step(place, lane, half) * decoding.step_k + lane.quad * decoding.lane_k
         codes = [None] * BANDS
@@ -257,7 +258,7 @@ class WarpMmaGemm(GroupedGemmVariant):
             piece = row + swizzled(lane.group, lane.quad * pieces + p) * PIECE_BYTES
             self.multiply_octet(products, pairs, piece, 0)
             for j in cutlass.range_constexpr(1, self.octets):
-                # Tiles of a ragged group's last tokens are short, and so are those of groups of few.
+                # Skips octets without tokens: a tile may have fewer rows than it has room for.
                 if place.rows > j * OCTET:
                     self.multiply_octet(products, pairs, piece + j * OCTET * loads.row_bytes, j)
         if cutlass.const_expr(decoding.promotes):
@@ -265,7 +266,7 @@ class WarpMmaGemm(GroupedGemmVariant):
 
     @cute.jit
     def multiply_octet(self, acc: Any, pairs: list, address: Int32, j: cutlass.Constexpr):
-        """Eight tokens by two times 16 weight rows and eight values of every lane."""
+        """Multiplies eight tokens by two times 16 weight rows, along eight values of K per lane."""
         x = load_shared(address, VECTOR_WORDS)
         for i in cutlass.range_constexpr(MMA_M):
             low, high = pairs[2 * i], pairs[2 * i + 1]
@@ -281,7 +282,7 @@ class WarpMmaGemm(GroupedGemmVariant):
     def promote(
         self, acc: Any, products: Any, loads: Loads, place: Place, lane: Lane, half: cutlass.Constexpr
     ):
-        """Add a step's products times the scale of their 128 x 128 weights."""
+        """Adds the products of a step, times the scale of their 128 x 128 weights, to ``acc``."""
         slot, weights = place.slot, loads.weights[0]
         n, k = select_slot(loads.n, slot), select_slot(loads.k, slot)
         tiles_k = cute.ceil_div(k, FP8_128x128.block_k)
@@ -292,7 +293,7 @@ class WarpMmaGemm(GroupedGemmVariant):
         row = (loads.batch(place) * weights.scale_pitch + block) * tiles_k
         index = row + cutlass.min(first_k // FP8_128x128.block_k, tiles_k - 1)
         word = load_words(select_slot(weights.scale, slot) + index * SCALE_BYTES, 1, KEEP)[0]
-        # Sums of a step that is not there are 0, and another step's scale may be infinite.
+        # A step beyond the end has sums of 0; the scale that would be loaded for it may be infinite, and 0 * inf is NaN.
         is_there = place.step + half < place.end
         factor = ptx.float_of(select(is_there, word, Uint32(0)))
         for j in cutlass.range_constexpr(self.octets):
@@ -311,7 +312,7 @@ class WarpMmaGemm(GroupedGemmVariant):
         begin: Int32,
         lane: Lane,
     ):
-        """Add up what warps and CTAs have of the tile, and store it."""
+        """Adds up the tile's partial sums of warps and CTAs, and stores the results."""
         if cutlass.const_expr(self.warps.k > 1):
             sums.add_warps(acc, lane)
         if lane.k_warp == 0:

@@ -1,4 +1,4 @@
-"""What warps load: weights and their scales into registers, tokens through registers into shared memory."""
+"""Loads of a warp: weights and their scales into registers, tokens through registers into shared memory."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -19,19 +19,19 @@ from .places import Place, divide
 
 # A warp's weight rows: r, r + 32, r + 64, r + 96 for eight consecutive r, whose scales are neighbours in an atom.
 BANDS, BAND_ROWS, OCTET = 4, 32, 8
-# What a lane loads of a row at once: words, bytes.
+# Words and bytes of a row that a lane loads at once.
 VECTOR_WORDS, VECTOR_BYTES = 4, 16
 PIECE_BYTES = 2 * PIECE_K
 
 
 @dataclass(frozen=True)
 class Lane:
-    """Which lane of which warp this is.
+    """Indices of a thread.
 
     Attributes:
-        row_warp, k_warp: of the CTA's warps, along weight rows and along K.
-        lane: in the warp: 4 ``group`` + ``quad``.
-        thread: among those of the same K.
+        row_warp, k_warp: index of its warp along weight rows, and along K.
+        lane: index in the warp, 4 * ``group`` + ``quad``.
+        thread: index among the threads of the warps with the same K.
     """
 
     row_warp: Int32
@@ -43,7 +43,7 @@ class Lane:
 
     @classmethod
     def of(cls, tidx: Int32, warps: Warps) -> "Lane":
-        """Returns the lane that a thread is."""
+        """Computes the indices of a thread."""
         warp, lane = cute.arch.make_warp_uniform(tidx // WARP_SIZE), tidx % WARP_SIZE
         row_threads = warps.rows * WARP_SIZE
         return cls(warp % warps.rows, warp // warps.rows, lane, lane // 4, lane % 4, tidx % row_threads)
@@ -51,31 +51,31 @@ class Lane:
 
 @dataclass(frozen=True)
 class Layout:
-    """Which rows of which operand a warp's four bands are, of 128 rows of weights that share scale atoms: by the kind of results.
+    """Maps the four bands of a warp to operands and rows, among the 128 weight rows that share scale atoms.
 
     Attributes:
-        layout: None of one product; of two products "separate", or as weights are interleaved.
+        layout: None for a single product; for a dual one, "separate" or the interleaved layout of the weights.
     """
 
     layout: str | None
 
     @property
     def atom_units(self) -> int:
-        """Warps for the weights whose scales share a row of atoms, of every operand."""
+        """Number of warps for the weights, of all operands, whose scales share a row of atoms."""
         return 8 if self.layout == "separate" else 4
 
     def octet(self, unit: Int32) -> Int32:
-        """Which eight rows of 32."""
+        """Returns which eight of each band's 32 rows a warp has."""
         return unit % self.atom_units // (self.atom_units // BANDS)
 
     def band(self, unit: Int32, band: int) -> tuple:
-        """Operand of a band, and which 32 rows of the atom it is in."""
+        """Returns the operand of a band, and which 32 rows of the atom it belongs to."""
         if self.layout != "separate":
             return 0, Int32(band)
         return band // 2, unit % 2 * 2 + band % 2
 
     def columns(self) -> int:
-        """Columns of results that belong to a row of atoms."""
+        """Returns the number of result columns per row of atoms."""
         return 128 if self.layout in (None, "separate") else 64
 
     def product(self, band: int) -> int:
@@ -98,12 +98,12 @@ class Layout:
 
 @dataclass(frozen=True)
 class Weights:
-    """One operand of weights in global memory; lists have an entry a slot. Pitches in bytes.
+    """One operand of weights in global memory; lists have an entry per slot. Pitches are in bytes.
 
     Attributes:
         data, scale: addresses.
-        pitch, batch_pitch: from row to row, and from group to group.
-        scale_pitch: 128-row blocks of scales from group to group.
+        pitch, batch_pitch: distance of rows, and of groups.
+        scale_pitch: distance of the scales of groups, in blocks of 128 rows.
     """
 
     data: list
@@ -129,15 +129,15 @@ class Tokens:
 
 @dataclass(frozen=True)
 class Loads:
-    """How warps load; shared by all of them.
+    """Operands and their division, for all warps.
 
     Attributes:
-        weights: one operand, or two.
-        layout: of their rows.
-        n, k: extents, an entry a slot.
+        weights: one operand, or two for a dual product.
+        layout: layout of the weight rows.
+        n, k: extents, one entry per slot.
         form: how the tokens of groups lie in memory. "masked" and "batched" groups are batches. A "routed" group is one of
             the ``Tokens.choices`` of a row: group g writes row g of the results, and its weights are batch ``Place.row``.
-        max_tokens: of a tile.
+        max_tokens: most tokens per tile.
     """
 
     weights: list
@@ -157,26 +157,26 @@ class Loads:
 
     @property
     def step_pieces(self) -> int:
-        """Pieces of a token's row in a step."""
+        """Number of pieces of a token's row per step."""
         return self.decoding.step_k // PIECE_K
 
     @property
     def row_bytes(self) -> int:
-        """Bytes of a token's row in shared memory, of one step."""
+        """Bytes of a token's row in shared memory per step."""
         return self.step_pieces * PIECE_BYTES
 
     @property
     def stage_bytes(self) -> int:
-        """Bytes of all tokens of a turn."""
+        """Bytes of all tokens per turn."""
         return STEPS_OF_TURN * self.max_tokens * self.row_bytes
 
     @property
     def thread_pieces(self) -> int:
-        """Pieces of a turn that one thread loads."""
+        """Number of pieces that a thread loads per turn."""
         return -(-self._pieces // (self.warps.rows * WARP_SIZE))
 
     def has_idle_threads(self, i: int) -> bool:
-        """Whether some threads have no piece ``i``."""
+        """Returns whether some threads have no piece ``i``."""
         return (i + 1) * self.warps.rows * WARP_SIZE > self._pieces
 
     @property
@@ -184,11 +184,11 @@ class Loads:
         return STEPS_OF_TURN * self.max_tokens * self.step_pieces
 
     def k_step(self, place: Place, lane: Lane, half: int) -> Int32:
-        """The warp's own 128 or 64 values of K."""
+        """Returns which 128 or 64 values of K the warp multiplies in this half of a turn."""
         return (place.step + half) * self.warps.k + lane.k_warp
 
     def piece(self, lane: Lane, i: int) -> tuple:
-        """Step of the turn, token, and place in its row, of a thread's piece."""
+        """Returns the step of the turn, the token, and the place in the token's row, of piece ``i`` of a thread."""
         index = lane.thread + i * self.warps.rows * WARP_SIZE
         return (
             index // (self.max_tokens * self.step_pieces),
@@ -198,7 +198,7 @@ class Loads:
 
     @cute.jit
     def load_tokens(self, x: Any, place: Place, lane: Lane):
-        """A thread's pieces of a turn; zeros where there are none."""
+        """Loads a thread's pieces of a turn into ``x``; zeros beyond the end of K or of the tokens."""
         k, batch = select_slot(self.k, place.slot), Int64(0)
         if cutlass.const_expr(self.has_batches):
             batch = Int64(place.slot) * self.tokens.batch_pitch
@@ -220,7 +220,7 @@ class Loads:
 
     @cute.jit
     def store_tokens(self, x: Any, stage: Int32, lane: Lane):
-        """Have them in shared memory, in the pairs that weights come in."""
+        """Stores the pieces to shared memory, in the order of pairs that converted weights have."""
         for i in cutlass.range_constexpr(self.thread_pieces):
             half, token, piece = self.piece(lane, i)
             pairs = self.decoding.token_pairs([x[w, i] for w in range(VECTOR_WORDS)])
@@ -233,17 +233,17 @@ class Loads:
 
     @cute.jit
     def load_weights(self, words: Any, scales: Any, place: Place, lane: Lane, half: cutlass.Constexpr):
-        """A lane's words of four rows in a step, and of their scales; zeros where there are none."""
+        """Loads a lane's words of four rows for a step, and their scales; zeros beyond the end of K or N."""
         slot, unit = place.slot, place.unit + lane.row_warp
         n, k = select_slot(self.n, slot), select_slot(self.k, slot)
         k_step = self.k_step(place, lane, half)
         first_k = k_step * self.decoding.step_k + lane.quad * self.decoding.lane_k
-        # K is a multiple of what a lane has.
+        # K is a multiple of a lane's values, so a lane has all of them or none.
         is_inside = (place.step + half < place.end) & (first_k < k)
         atom, in_band = unit // self.layout.atom_units, self.layout.octet(unit) * OCTET + lane.group
         offset = k_step * STEP_BYTES + lane.quad * VECTOR_BYTES
         first_row = atom * (BANDS * BAND_ROWS) + in_band
-        # The last step of a row may be shorter, and so are its parts of a slab.
+        # The last step of a row may be shorter, and then its parts of a slab are shorter as well.
         row_bytes = k * self.decoding.format.element.bits // 8
         step_bytes = cutlass.min(row_bytes - k_step * STEP_BYTES, STEP_BYTES)
         in_slab = k_step * (STEP_BYTES * OCTET) + lane.group * step_bytes + lane.quad * VECTOR_BYTES
@@ -274,7 +274,7 @@ class Loads:
         is_there: Boolean,
         half: cutlass.Constexpr,
     ):
-        """A word of each of a lane's rows, which are neighbours in an atom."""
+        """Loads one word of scales for each of a lane's rows, whose words are neighbours in an atom."""
         atom_k, slot = self.decoding.format.atom_k, place.slot
         atoms_k = cute.ceil_div(select_slot(self.k, slot), atom_k)
         for operand in cutlass.range_constexpr(len(self.weights)):
@@ -296,12 +296,12 @@ class Loads:
 
 
 def swizzled(token: Int32, piece: Int32) -> Int32:
-    """Where in its row a piece of a token lies: eight lanes that read at once take all banks."""
+    """Returns the place of a piece in its token's row, such that eight lanes that read at once access all banks."""
     return piece ^ (piece // 8 % 2 * 2) ^ (token % 2)
 
 
 def load_or_zeros(address: Int64, is_there: Boolean, opcode: str, count: int = VECTOR_WORDS) -> list:
-    """Consecutive words, or zeros."""
+    """Loads consecutive words if ``is_there``; otherwise returns zeros."""
     names = [f"{{$w{i}}}" for i in range(count)]
     zeros = " ".join(f"mov.b32 {name}, 0;" for name in names)
     return list(

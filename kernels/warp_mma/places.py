@@ -1,8 +1,8 @@
-"""Which K steps of which tiles a CTA takes, and which CTAs share a tile.
+"""Assigns the K steps of all tiles to CTAs, and finds which CTAs share a tile.
 
-Positions count steps: of all groups' tiles, K fastest, then the tiles of a group, tokens before weight rows, so that tiles that
-share weights are neighbours. All CTAs get equal numbers of positions, give or take one. It takes them two at a time, as far as
-they are of one tile.
+A position is the number of a step among the steps of all tiles of all groups. K varies fastest, then the tiles of a group, along
+tokens before weight rows, so that tiles that share weights are neighbours. All CTAs get the same number of consecutive positions,
+or one more. A CTA computes two positions per turn if both belong to one tile.
 """
 
 from dataclasses import dataclass
@@ -22,14 +22,15 @@ from ..common.select import select
 
 @dataclass(frozen=True)
 class Place:
-    """Where a CTA is.
+    """The current tile and step of a CTA.
 
     Attributes:
-        first, steps: the tile's first position, and how many it has.
-        step, end: the first one of this turn in the tile, and the end of the CTA's; no steps where its work is over.
-        slot: the group.
-        unit: the tile's first weight rows, in units of a warp.
-        row, rows: the tile's first row of tokens, counted from the first of all groups or of the group's batch, and how many.
+        first, steps: first position of the tile, and its number of steps.
+        step, end: first step of this turn within the tile, and the step at which the CTA's share of the tile ends. Equal or
+            beyond if the CTA has no work left.
+        slot: number of the group.
+        unit: first weight rows of the tile, in units of one warp's rows.
+        row, rows: first token row of the tile (among the rows of all groups, or of the group's batch), and number of rows.
             In a routed group, ``row`` is the batch of its weights, or -1 if it has none.
     """
 
@@ -45,23 +46,23 @@ class Place:
 
 @dataclass(frozen=True)
 class Shares:
-    """Positions of CTAs: ``base`` each, and one more of the first ``longer`` ones."""
+    """Numbers of positions per CTA: ``base``, and one more for each of the first ``longer`` CTAs."""
 
     base: Int32
     longer: Int32
 
     @classmethod
     def of(cls, total: Int32, num_cta: Int32) -> "Shares":
-        """Deals all positions to ``num_cta`` CTAs."""
+        """Divides all positions between ``num_cta`` CTAs."""
         base = divide(total, num_cta)
         return cls(base, total - base * num_cta)
 
     def first(self, cta: Int32) -> Int32:
-        """A CTA's first position."""
+        """Returns the first position of a CTA."""
         return cta * self.base + cutlass.min(cta, self.longer)
 
     def owner(self, position: Int32) -> Int32:
-        """Whose it is."""
+        """Returns the CTA that has a position."""
         beyond = position - self.longer * (self.base + 1)
         of_rest = self.longer + divide(cutlass.max(beyond, 0), cutlass.max(self.base, 1))
         return select(beyond < 0, divide(position, self.base + 1), of_rest)
@@ -69,13 +70,13 @@ class Shares:
 
 @dataclass(frozen=True)
 class Extents:
-    """Extents of groups, as kernel parameters; lists have an entry a slot, or one for all groups.
+    """Extents of groups, as kernel parameters. Lists have one entry per slot, or one for all groups.
 
     Attributes:
-        m, n, k: of ragged groups m in all, of masked ones at most.
-        tile_offsets: of a list, tiles of all earlier slots, whose last entry is the number of all.
+        m, n, k: extents of the groups. m is the total of ragged groups, and the maximum of masked ones.
+        tile_offsets: for a list, the number of tiles of all earlier slots; the last entry is the total.
         sizes: pointer to int32 on the device: offsets of ragged groups, rows of masked ones, ids of routed ones.
-        count: groups.
+        count: number of groups.
         experts: for routed groups, the id of the first expert, the number of experts, and 32-bit words per id; otherwise empty.
     """
 
@@ -90,13 +91,13 @@ class Extents:
 
 @dataclass(frozen=True)
 class Sizes:
-    """How groups are cut into tiles.
+    """The division of groups into tiles.
 
     Attributes:
         form: "list", "ragged", "masked", "batched" or "routed".
-        atom_units: units of the weight rows that a row of scale atoms is for.
-        units, tokens: of a tile.
-        step_k: of all warps.
+        atom_units: units of weight rows (one warp's each) per row of scale atoms.
+        units, tokens: units of weight rows, and tokens, per tile.
+        step_k: values of K per step of all warps.
     """
 
     extents: Extents
@@ -108,21 +109,21 @@ class Sizes:
 
     @property
     def count(self) -> Int32:
-        """Groups."""
+        """Number of groups."""
         return self.extents.count
 
     def unit_tiles(self, slot: Int32) -> Int32:
-        """Tiles of a group along its weights."""
+        """Returns the number of tiles of a group along its weight rows."""
         atoms = cute.ceil_div(select_slot(self.extents.n, slot), ATOM_ROWS)
         return cute.ceil_div(atoms * self.atom_units, self.units)
 
     def steps(self, slot: Int32) -> Int32:
-        """Steps of a tile."""
+        """Returns the number of steps of a group's tiles."""
         return cute.ceil_div(select_slot(self.extents.k, slot), self.step_k)
 
     @cute.jit
     def count_rows(self, group: Int32) -> tuple:
-        """A group's first row and its rows, as the device or the host knows them."""
+        """Returns a group's first row and its number of rows, from the device or from the table."""
         extents = self.extents
         first, rows = Int32(0), select_slot(extents.m, group)
         if cutlass.const_expr(self.form in ("ragged", "masked")):
@@ -150,12 +151,12 @@ class Sizes:
 
 @dataclass(frozen=True)
 class Groups:
-    """Groups with what a CTA has found of them, in shared memory: an entry a group.
+    """Groups, with one entry per group in shared memory that the CTA computes.
 
     Attributes:
-        sizes: as the host knows them.
-        ends: positions of all groups up to each, inclusive.
-        starts, rows: first rows, and how many. For routed groups ``starts`` are batches of weights.
+        sizes: the division of groups into tiles.
+        ends: number of positions of all groups up to and including this one.
+        starts, rows: first row and number of rows. For routed groups, ``starts`` is the batch of the weights.
     """
 
     sizes: Sizes
@@ -165,13 +166,13 @@ class Groups:
 
     @classmethod
     def allocate(cls, sizes: Sizes, smem: Any) -> "Groups":
-        """Room for them."""
+        """Allocates the entries, without values."""
         room = len(sizes.extents.m) if sizes.form == "list" else MOST_GROUPS
         return cls(sizes, *(smem.allocate_tensor(Int32, cute.make_layout(room), 16) for _ in range(3)))
 
     @cute.jit
     def find(self, tidx: Int32, threads: cutlass.Constexpr):
-        """Fill in the room: all threads read sizes, then a warp adds up. All threads of the CTA."""
+        """Computes the entries: all threads read sizes, then one warp adds them up. All threads of the CTA must call it."""
         sizes, ends, starts, rows_of = self.sizes, self.ends, self.starts, self.rows
         for group in cutlass.range(tidx, sizes.count, threads, unroll=1):
             first, rows = Int32(0), Int32(1)
@@ -197,12 +198,12 @@ class Groups:
 
     @cute.jit
     def total(self) -> Int32:
-        """Positions of all groups."""
+        """Returns the number of positions of all groups."""
         return self.ends[self.sizes.count - 1]
 
     @cute.jit
     def place(self, position: Int32, stop: Int32) -> Place:
-        """The one at a position, for a CTA whose share stops at another."""
+        """Returns the place at ``position`` for a CTA whose share ends at ``stop``."""
         sizes, slot, before = self.sizes, self._slot_of(position), Int32(0)
         if slot > 0:
             before = self.ends[slot - 1]
@@ -234,7 +235,7 @@ class Groups:
 
     @cute.jit
     def next(self, place: Place, stop: Int32) -> Place:
-        """The place after."""
+        """Returns the place of the next turn."""
         step = place.step + STEPS_OF_TURN
         found = Place(
             place.first, place.steps, step, place.end, place.slot, place.unit, place.row, place.rows
@@ -247,7 +248,7 @@ class Groups:
 
     @cute.jit
     def _slot_of(self, position: Int32) -> Int32:
-        """The first group that ends beyond a position."""
+        """Returns the first group that ends after a position."""
         low, high = Int32(0), self.sizes.count - 1
         while low < high:
             middle = (low + high) // 2
@@ -258,5 +259,5 @@ class Groups:
 
 
 def divide(a: Int32, b: Int32) -> Int32:
-    """Divides numbers that are not negative."""
+    """Returns ``a // b`` of numbers that are not negative, by an unsigned division."""
     return Int32(Uint32(a) // Uint32(b))

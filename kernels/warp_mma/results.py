@@ -1,4 +1,4 @@
-"""Results: sums of a warp's weight rows times factors, combined where there are two products, and stored in rows of tokens."""
+"""Multiplies a warp's sums by factors, combines those of two products, and stores results in rows of tokens."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -25,13 +25,13 @@ HALVES = (0x5410, 0x7632)
 
 @dataclass(frozen=True)
 class Results:
-    """How results are made.
+    """The epilogue of a tile.
 
     Attributes:
-        outputs: where they go.
+        outputs: addresses and pitches of the results.
         dtype: cutlass.Float16, BFloat16 or Float32.
-        activation: of two products; None of one.
-        loads: what sums are of.
+        activation: activation of a dual product; None for a single one.
+        loads: the operands of the products.
     """
 
     outputs: OutputTable
@@ -53,7 +53,7 @@ class Results:
             batch = slot * self.outputs.batch_pitch
         pitch, nbytes = select_slot(self.outputs.pitches, slot), self.dtype.width // 8
         base = select_slot(self.outputs.addresses, slot) + (batch + Int64(self.row(place)) * pitch) * nbytes
-        # Pairs of columns are stored as words, where all of them are aligned.
+        # Stores pairs of columns as words if all pairs are aligned.
         is_paired = (pitch % 2 == 0) & (base % 4 == 0)
         row_scales = self.row_scales(unit, place, n, lane)
         for band in cutlass.range_constexpr(BANDS):
@@ -94,7 +94,7 @@ class Results:
         return [alpha * exponent for alpha in alphas]
 
     def partner(self, band: int) -> int:
-        """The band of the other product with the same columns."""
+        """Returns the band of the other product with the same columns."""
         layout = self.loads.layout
         if layout.layout == "interleaved_32_gate_first":
             return band + 1
@@ -102,21 +102,21 @@ class Results:
 
     @cute.jit
     def combined(self, value: Float32, other: Float32) -> Float32:
-        """Combines two products."""
+        """Returns the activation of one product times the other one."""
         limit = None
         if cutlass.const_expr(self.outputs.limit is not None):
             limit = ptx.float_of(Uint32(self.outputs.limit))
         return gate(value, other, self.activation, limit)
 
     def bias(self, column: Int32, columns: Int32) -> Float32 | None:
-        """Loads a column's bias; None where there is none."""
+        """Loads a column's bias; None if the call has no bias."""
         if self.outputs.bias is None:
             return None
         (bias,) = load_bias(self.outputs.bias, [column], columns)
         return bias.to(Float32)
 
     def row_scales(self, unit: Int32, place: Place, n: Int32, lane: Lane) -> list | None:
-        """Loads the scales of the lane's rows of weights, where each row has one."""
+        """Loads the scales of the lane's weight rows if the format has one per row; otherwise returns None."""
         loads = self.loads
         if not loads.decoding.has_row_scales:
             return None
@@ -129,7 +129,7 @@ class Results:
 
     @cute.jit
     def store_pair(self, values: list, address: Int64, is_there: Boolean, columns: Int32, is_paired: Boolean):
-        """Two neighbouring columns of a token, as far as there are columns: a lane's own after a transposition."""
+        """Stores two neighbouring columns of a token, which a lane has after a transposition; fewer at the end of N."""
         if cutlass.const_expr(self.dtype.width == 32):
             words = transposed_floats(values)
             for c in cutlass.range_constexpr(2):
@@ -143,12 +143,12 @@ class Results:
 
 
 def store_half_if(address: Int64, word: Uint32, is_there: Boolean) -> None:
-    """The low half of a word, where ``is_there``."""
+    """Stores the low half of a word if ``is_there``."""
     inline_ptx("st.global.u16 [{$r0}], {$r1};", read_only_args=[address, word], predicate=is_there)
 
 
 def transposed_floats(values: list) -> list:
-    """Two floats of a lane, as ``ptx.transpose_8x8`` moves two halves: upper halves and lower ones by themselves."""
+    """Transposes two floats per lane as ``ptx.transpose_8x8`` does two halves: the upper and the lower halves separately."""
     bits = [ptx.bits_of(value) for value in values]
     lower, upper = (ptx.transpose_8x8(ptx.prmt(*bits, Uint32(selector))) for selector in HALVES)
     return [ptx.prmt(lower, upper, Uint32(selector)) for selector in HALVES]

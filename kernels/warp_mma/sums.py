@@ -1,7 +1,7 @@
-"""Sums of a tile that several warps, or several CTAs, have a part of each: added up in ascending order of K, whoever comes last.
+"""Adds up the partial sums of a tile that several warps or several CTAs compute, in ascending order of K.
 
-A CTA that has a part of a tile leaves its sums in device memory and counts itself. The one that finds all others counted adds up
-what all of them left, and sets the counter back to 0. Nobody waits: CTAs need not run at the same time.
+A CTA with a part of a tile stores its partial sums to device memory and increments a counter. The last CTA to do so adds up the
+partial sums of all CTAs and resets the counter to 0. No CTA waits for another, so CTAs need not run at the same time.
 """
 
 from dataclasses import dataclass
@@ -20,21 +20,21 @@ from ..common.versions import inline_ptx
 from .operands import VECTOR_BYTES, VECTOR_WORDS, Lane, load_or_zeros
 from .places import Place, Shares
 
-# Rows of weights in MMAs of a warp: two of 16.
+# MMAs of a warp along its weight rows, of 16 rows each.
 MMA_M = 2
-# CTAs whose sums are on their way at once.
+# CTAs whose partial sums are loaded at once.
 ADDED_AT_ONCE = 4
 
 
 @dataclass(frozen=True)
 class Sums:
-    """Where sums meet.
+    """Memory for partial sums.
 
     Attributes:
-        counters: address of an int32 for each warp along weight rows of every CTA.
-        workspace: address of what CTAs leave.
+        counters: address of an int32 per CTA and per warp along weight rows.
+        workspace: address of the partial sums of CTAs.
         shared: shared memory for sums of warps after the first along K: (VALUE, LANE, VECTOR, ROW_WARP, K_WARP - 1), or None.
-        vectors: number of MMAs that a lane has sums of, four of each.
+        vectors: number of MMAs of a lane, with four sums each.
     """
 
     counters: Int64
@@ -45,7 +45,7 @@ class Sums:
 
     @cute.jit
     def add_warps(self, acc: Any, lane: Lane):
-        """Sums of all warps of the same rows, to those of the first one along K. All warps of the CTA."""
+        """Adds the sums of all warps with the same rows to those of the first one along K. All warps of the CTA must call it."""
         shared, vectors = self.shared, self.vectors
         if lane.k_warp > 0:
             for v in cutlass.range_constexpr(vectors):
@@ -62,14 +62,17 @@ class Sums:
 
     @cute.jit
     def add_ctas(self, acc: Any, shares: Shares, place: Place, begin: Int32, lane: Lane) -> Boolean:
-        """Leave a part of a tile's sums, from step ``begin`` on. Whether this CTA is the last one, and now has all sums."""
+        """Stores partial sums of a tile, from step ``begin`` on.
+
+        Returns whether this CTA is the last one. Then ``acc`` has the sums of the whole tile.
+        """
         first, last = shares.owner(place.first), shares.owner(place.first + place.steps - 1)
         cta = cute.arch.block_idx()[0]
         own = self._sums_of(cta, begin == 0, lane)
         for v in cutlass.range_constexpr(self.vectors):
             words = [ptx.bits_of(acc[r, v % MMA_M, v // MMA_M]) for r in range(4)]
             store_words(own + v * (WARP_SIZE * VECTOR_BYTES), words)
-        # A tile has one first CTA, and a CTA one tile at most that others go on with.
+        # Each tile has one first CTA, and a CTA is the first of at most one tile that others continue, so counters are distinct.
         counter = self.counters + (first * self.warps.rows + lane.row_warp) * 4
         cute.arch.sync_warp()
         before = Int32(0)
@@ -91,7 +94,7 @@ class Sums:
 
     @cute.jit
     def _add_some(self, acc: Any, cta: Int32, first: Int32, last: Int32, lane: Lane):
-        """What some CTAs left, all of it asked for before any is added."""
+        """Adds the partial sums of a few CTAs. Issues all loads before the first addition."""
         loaded = []
         for i in cutlass.range_constexpr(ADDED_AT_ONCE):
             address, is_there = self._sums_of(cta + i, cta + i == first, lane), cta + i <= last
@@ -108,7 +111,7 @@ class Sums:
                     acc[r, v % MMA_M, v // MMA_M] = acc[r, v % MMA_M, v // MMA_M] + more
 
     def _sums_of(self, cta: Int32, is_beginning: Boolean, lane: Lane) -> Int64:
-        """Address of what a CTA leaves of the tile that it begins, or of the one that it goes on with."""
+        """Returns the address of a CTA's partial sums of the tile that it begins, or of the one that it continues."""
         part = 2 * cta + select(is_beginning, Int32(1), Int32(0))
         vector = (part * self.warps.rows + lane.row_warp) * self.vectors * WARP_SIZE + lane.lane
         return self.workspace + Int64(vector) * VECTOR_BYTES
