@@ -29,7 +29,9 @@ weights and scales of experts with rows, and rows. "% of memory" is that traffic
 (the highest measured one, otherwise its maker's). The launch counts, which weighs on small products. Nothing here is measured:
 {error}.
 
-Made by `python -m nvfp4_cute.bench.weight_only_modelled --results FILE --save`.
+`bench/results/h200_weight_only.json` has measured times of an H200.
+
+Made by `python -m nvfp4_cute.bench.weight_only_modelled --results FILE --save`, of the times that FILE has.
 
 | GPU | product | MB | us | TB/s | % of memory |
 |---|---|---:|---:|---:|---:|
@@ -80,10 +82,12 @@ def main(arguments: list[str] | None = None) -> int:
     )
     parser.add_argument("--results", type=Path, required=True, metavar="FILE", help="keeps times")
     parser.add_argument("--target", action="append", help=f"a GPU; default: {', '.join(TARGETS)}")
+    parser.add_argument("--stored", action="store_true", help="model nothing that FILE lacks")
     parser.add_argument("--jobs", type=int, default=1, help="processes")
     parser.add_argument("--save", action="store_true", help=f"write bench/results/{PAGE.name}")
     options = parser.parse_args(arguments)
-    pieces = [(case, lookup(name)) for case in cases() for name in options.target or TARGETS]
+    names = () if options.stored else options.target or TARGETS
+    pieces = [(case, lookup(name)) for case in cases() for name in names]
     known = modelled.records(
         pieces, jobs=options.jobs, results=options.results, label="weight-only products", longest_first=False
     )

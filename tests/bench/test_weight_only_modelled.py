@@ -1,5 +1,7 @@
 """The page of modelled weight-only products, and its ragged products."""
 
+import json
+
 import pytest
 import torch
 
@@ -36,3 +38,10 @@ def test_ragged_rows_of_16_bits():
 @pytest.mark.parametrize("name", weight_only_modelled.TARGETS)
 def test_targets_are_known(name):
     assert lookup(name).floor_bandwidth_bytes_per_s > 0
+
+
+def test_stored_times_alone_make_a_page(tmp_path, capsys):
+    (case, *_), target, file = weight_only_modelled.cases(), lookup("GB10"), tmp_path / "times.json"
+    file.write_text(json.dumps({modelled.key_of(case, target): {"time": {"us": 200.0}}}))
+    assert weight_only_modelled.main(["--results", str(file), "--stored"]) == 0
+    assert capsys.readouterr().out.count("| GB10 |") == 1
