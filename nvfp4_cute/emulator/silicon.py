@@ -147,8 +147,8 @@ RULES = (
     ),
     Rule(
         "remote-arrival-scope",
-        "An arrival on another CTA's mbarrier orders earlier ordinary stores only with `.release.cluster`: without it the "
-        "arrival has CTA scope. `barrier.cluster.arrive.relaxed` does not order them either.",
+        "An arrival on another CTA's mbarrier orders earlier ordinary stores and `cp.async` only with `.release.cluster`: "
+        "without it the arrival has CTA scope. `barrier.cluster.arrive.relaxed` does not order them either.",
         "Use mbarrier.arrive.release.cluster and a wait with .acquire.cluster, or a fence.acq_rel.cluster before the arrival",
         ALL,
         "PTX ISA mbarrier.arrive, barrier.cluster; CUTLASS #3643 and #3647 on Thor and B200; SGLang #38829",
