@@ -297,7 +297,7 @@ def shape_case(
     groups = groups or len(m)
     if len(m) not in (1, groups):
         raise ValueError(
-            f"--m has {len(m)} entries for {groups} groups; give one for all groups, or one a group"
+            f"--m has {len(m)} entries for {groups} groups; give one for all groups, or one per group"
         )
     rows = m * groups if len(m) == 1 else m
     name = f"g{groups}_m{'-'.join(map(str, m))}_n{n}_k{k}"

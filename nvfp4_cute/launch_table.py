@@ -114,7 +114,7 @@ class Quantize(IntEnum):
     DATA = 1
     SCALE = 2
     GLOBAL_SCALE = (
-        3  # address of one fp32 factor, or of one a group; where one is found, of where it is stored
+        3  # address of one fp32 factor, or of one per group; if the launch computes one, address of its place
     )
     OFFS = 4  # address of the groups' ends, int32; unused if there is one group
     X_PITCH = 5

@@ -86,7 +86,7 @@ def grouped_gemm_reference(
         lengths["alpha"] = len(alpha)
     if len(set(lengths.values())) > 1:
         counts = ", ".join(f"{count} in {name}" for name, count in lengths.items())
-        raise ValueError(f"every list has one entry a group; got {counts}; make them equally long")
+        raise ValueError(f"every list has one entry per group; got {counts}; make them equally long")
     acc_dtype = torch.float64 if out_dtype == torch.float64 else torch.float32
     outputs = []
     for group_idx in range(len(a)):

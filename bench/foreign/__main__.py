@@ -4,8 +4,8 @@
     python -m nvfp4_cute.bench.foreign --results foreign.json --save
 
 Every kernel gets equal operands and runs on the same emulator, and the same timing model models it. Each tile size of a
-foreign kernel is modelled separately. Of clusters with equal work, only a few are executed, and their results are
-compared with exact sums. Each record is stored as soon as it is complete. Stored records are not computed again.
+foreign kernel is modelled separately. The emulator executes only a few of the clusters with equal work, and their
+results are compared with exact sums. Each record is stored as soon as it is complete. Stored records are not computed again.
 """
 
 import argparse

@@ -28,7 +28,7 @@ def tiles(case: Case) -> list[Tile]:
 
 
 def prepare(case: Case, operands: GroupedOperands, tile: Tile, sms: int) -> Prepared:
-    """Prepares a call on copies in which every group has as many rows as the largest."""
+    """Prepares a call on copies in which every group has the number of rows of the largest group."""
     import torch
     from flashinfer.gemm import grouped_gemm_nt_masked
 

@@ -161,7 +161,7 @@ def _notes(known: Records) -> list[str]:
     return [
         f"kernels: {'; '.join(f'{name} {chr(44).join(sorted(found))}'.strip() for name, found in versions.items())}. "
         "`python -m nvfp4_cute.bench.foreign --help` says how to get them.",
-        f"{len(modelled)} times. Of clusters with equal work, only some were executed: {parts[0]} of {parts[1]} clusters of "
+        f"{len(modelled)} times. Only some of the clusters with equal work were executed: {parts[0]} of {parts[1]} clusters of "
         "foreign launches.",
         f"{sum(r['compared'] for r in modelled):,} results of executed clusters were compared with exact sums, rounded to "
         f"bfloat16; {sum(map(_wrong, modelled)):,} differ. Scales are 1 or 2, so that fp32 sums are exact in any order. An "

@@ -128,7 +128,7 @@ DONE:
 def dependent_launch(cluster: int) -> Body:
     """A launch of a chain: CTAs see what the launch before wrote, and let the next one start early.
 
-    data: two rows of a word a CTA, initially 0. arg0: number of this launch. out[0]: words that were not the last launch's.
+    data: two rows of one word per CTA, initially 0. arg0: number of this launch. out[0]: words that were not the last launch's.
     """
     sync = CLUSTER_SYNC if cluster > 1 else ""
     text = f"""

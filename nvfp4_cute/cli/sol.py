@@ -92,7 +92,7 @@ class Shape:
     def __post_init__(self) -> None:
         if len(self.m) not in (1, self.groups):
             raise ValueError(
-                f"m has {len(self.m)} entries for {self.groups} groups; give one for all groups, or one a group"
+                f"m has {len(self.m)} entries for {self.groups} groups; give one for all groups, or one per group"
             )
         if sum(self.m) < 1 or self.n < 1:
             raise ValueError(
@@ -372,7 +372,7 @@ def _memory_notes(rows: Sequence[dict], target: Target) -> str:
         if not all(row["fits"].values())
     ]
     lines = [
-        "NVFP4 as stored: 4.5 bits a value, scales padded to 128x4 blocks. read: all weights once, the least time."
+        "NVFP4 as stored: 4.5 bits per value, scales padded to 128x4 blocks. read: all weights once, the least time."
     ]
     if too_large:
         lines.append(

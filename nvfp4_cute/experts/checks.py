@@ -19,7 +19,7 @@ def check_vector(name: str, tensor: torch.Tensor | None, length: int) -> None:
         return
     if tensor.dtype != torch.float32 or tuple(tensor.shape) != (length,) or not tensor.is_contiguous():
         raise ValueError(
-            f"{name} is {tensor.dtype} {list(tensor.shape)}; expected contiguous torch.float32 [{length}], one an expert"
+            f"{name} is {tensor.dtype} {list(tensor.shape)}; expected contiguous torch.float32 [{length}], one per expert"
         )
 
 
@@ -66,7 +66,7 @@ def check_tokens(x: torch.Tensor, ids: torch.Tensor) -> None:
     check_rows("x", x)
     check_ids(ids)
     if len(ids) != len(x):
-        raise ValueError(f"ids has {len(ids)} rows and x {len(x)}; each has one a token")
+        raise ValueError(f"ids has {len(ids)} rows and x {len(x)}; each has one row per token")
 
 
 def check_row_format(format: BlockFormat, **global_scales: Any) -> None:

@@ -75,7 +75,7 @@ def gather_quantize(
         if global_scale.dtype != torch.float32 or global_scale.numel() not in counts:
             raise ValueError(
                 f"global_scale is {global_scale.dtype} {list(global_scale.shape)}; expected torch.float32, one element or "
-                f"[{num_experts}], one an expert"
+                f"[{num_experts}], one per expert"
             )
         global_scale = global_scale.contiguous().view(-1)
     k = x.shape[1]

@@ -58,7 +58,7 @@ def mxfp4_for_fp8(weight: BlockScaledTensor) -> BlockScaledTensor:
     """Prepare MXFP4 weights for products with FP8_1xK rows on sm_90a: the same values in MXFP4_FP8, 4.25 bits each as before.
 
     The kernel converts weights exactly to e4m3 numbers, which tensor cores multiply: each value times its scale, relative to the
-    largest scale of its row. That scale multiplies the sums.
+    largest scale of its row. The largest scale multiplies the sums.
 
         >>> x, w = torch.randn(40, 512), quantize(torch.randn(256, 512), format=MXFP4)
         >>> gemm(quantize(x, format=FP8_1xK), mxfp4_for_fp8(w)).shape

@@ -119,7 +119,7 @@ def dual_weights(first: Weights, second: Weights, one: Any) -> list[Weights]:
 
 
 def _may_have_rows_of_scales(b_format: BlockFormat, result: Result, gate: Gate | None) -> bool:
-    """Returns whether scales may be row-major. Those of interleaved weights may not, because blocks would span both products."""
+    """Returns whether scales may be row-major: not those of interleaved weights, whose blocks would span both products."""
     is_interleaved = gate is not None and gate.is_interleaved and b_format.scale_layout == "rowmajor"
     return rules.may_be_of_rows(result.format) and not is_interleaved
 
@@ -233,7 +233,9 @@ def _listed_outputs(result: Result) -> dict[str, Any]:
     if out is None or format is None:
         return rules.given(out=out)
     if not isinstance(out, list | tuple) or not all(is_tensor_of(t, format) for t in out):
-        raise TypeError(f'out_dtype="{format.name}" takes out as a list of {tensors_of(format)}, one a group')
+        raise TypeError(
+            f'out_dtype="{format.name}" takes out as a list of {tensors_of(format)}, one per group'
+        )
     for g, t in enumerate(out):
         if t.scale_layout != format.scale_layout:
             raise ValueError(
@@ -262,7 +264,7 @@ def _check_lists(lists: dict[str, Any]) -> torch.device:
     for name, tensors in lists.items():
         if len(tensors) != num_groups:
             raise ValueError(
-                f"{name} has {len(tensors)} entries and a has {num_groups}; every list needs one a group"
+                f"{name} has {len(tensors)} entries and a has {num_groups}; every list needs one per group"
             )
     tensors = {f"group {g}: {name}": t for name, side in lists.items() for g, t in enumerate(side)}
     return rules.check_tensors(tensors)
@@ -552,7 +554,9 @@ def _tokens(
         raise ValueError(f"a has shape {list(a.shape)}; with {sizes_name} it is {shape}")
     matrix = a.unsqueeze(0) if is_ragged else a
     if not is_ragged and len(matrix) != num_groups:
-        raise ValueError(f"a has {len(matrix)} groups and {sizes_name} {num_groups}; pass an entry a group")
+        raise ValueError(
+            f"a has {len(matrix)} groups and {sizes_name} {num_groups}; pass one entry per group"
+        )
     if fmt is None:
         rows = rules.activation_rows("a", "M", matrix)
         rules.check_k(rows.shape[-1])

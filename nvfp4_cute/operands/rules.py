@@ -522,7 +522,7 @@ def factors(
             raise ValueError(f"{name} has {len(alpha)} entries for {count} {of}s; pass one number a {of}")
         return numbers_on(device, alpha)
     kinds = (["a number"] if allows_one else []) + ["a float32 tensor"]
-    kinds += [f"a list of numbers, one a {of}"] if allows_list else []
+    kinds += [f"a list of numbers, one per {of}"] if allows_list else []
     is_tensors = isinstance(alpha, list | tuple) and any(isinstance(x, torch.Tensor) for x in alpha)
     fix = f": torch.stack({name}).float() of tensors" if is_tensors else ""
     raise TypeError(f"{name}={alpha!r} is neither {' nor '.join(kinds)}{fix}")
@@ -537,7 +537,7 @@ def _checked_factors(name: str, alpha: torch.Tensor, count: int, of: str, allows
         one = "one number, or " if allows_one else ""
         raise ValueError(
             f"{name} has shape {list(alpha.shape)}, strides {tuple(alpha.stride())}; expected {one}contiguous "
-            f"[{count}], one a {of}: {name}.reshape({count}).contiguous()"
+            f"[{count}], one per {of}: {name}.reshape({count}).contiguous()"
         )
     return alpha
 

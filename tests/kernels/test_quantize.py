@@ -266,7 +266,7 @@ def test_group_refusals():
         ((x.float(), offs), TypeError, "dtype of x"),
         ((x[0], offs), ValueError, r"expected \[sum M, K\]"),
         ((x, offs.long()), TypeError, "contiguous int32"),
-        ((x, offs, torch.ones(2)), ValueError, "one a group"),
+        ((x, offs, torch.ones(2)), ValueError, "one per group"),
         ((x.clone().requires_grad_(), offs), UnsupportedProblem, "no backward pass"),
     ):
         with pytest.raises(error, match=text):

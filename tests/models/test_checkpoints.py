@@ -353,7 +353,7 @@ def test_biases_of_single_experts(tmp_path):
         (lambda b, up: b.pop(up), "experts.1.up_proj.bias is in no file, and other experts of the layer have a bias"),
         (lambda b, up: b.update({up: b[up][:8]}), r"1.up_proj.bias is torch.bfloat16 \[8\], and .*0.up_proj.bias .* \[16\]"),
         (lambda b, up: [b.pop(n) for n in list(b) if "up_proj" in n], "of gate and up projections of experts one has biases"),
-        (lambda b, up: b.update({n: t.repeat(2) for n, t in b.items()}), r"\[3, 32\], and weights .* one a row, \[3, 16\]"),
+        (lambda b, up: b.update({n: t.repeat(2) for n, t in b.items()}), r"\[3, 32\], and weights .* one per row, \[3, 16\]"),
     ],
 )  # fmt: skip
 def test_biases_of_experts_are_complete(tmp_path, change, message):

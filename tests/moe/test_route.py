@@ -148,7 +148,7 @@ def test_refusals():
         ((x, 2), {"num_groups": 3}, UnsupportedProblem, "a divisor of E=8"),
         ((x, 2), {"num_groups": 2, "topk_groups": 3}, ValueError, "topk_groups=3"),
         ((x, 2), {"scoring": "tanh"}, ValueError, "scoring='tanh'"),
-        ((x, 2), {"bias": torch.zeros(7)}, ValueError, r"torch.float32 \[8\], one an expert"),
+        ((x, 2), {"bias": torch.zeros(7)}, ValueError, r"torch.float32 \[8\], one per expert"),
         ((x.clone().requires_grad_(), 2), {}, UnsupportedProblem, "no backward pass"),
     ):
         with pytest.raises(error, match=text):

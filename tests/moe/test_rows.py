@@ -168,7 +168,11 @@ def test_refusals():
         (lambda: gather_quantize(x.float(), ids, 2), TypeError, "dtype of x"),
         (lambda: gather_quantize(x[:3], ids, 2), ValueError, "ids has 4 rows and x 3"),
         (lambda: gather_quantize(x[:, :48], ids, 2), ValueError, "K=48 is not a multiple of 32"),
-        (lambda: gather_quantize(x, ids, 2, global_scale=torch.ones(3)), ValueError, r"\[2\], one an expert"),
+        (
+            lambda: gather_quantize(x, ids, 2, global_scale=torch.ones(3)),
+            ValueError,
+            r"\[2\], one per expert",
+        ),
         (lambda: finalize(x, rows, weights[:3]), ValueError, "weights is"),
         (lambda: finalize(x[:, :12], rows, weights), ValueError, "N=12"),
         (lambda: finalize(x, rows, weights, shared=x[:2]), ValueError, "shared is"),

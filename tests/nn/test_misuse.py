@@ -180,7 +180,7 @@ def test_a_linear_layer_is_not_made_of(options):
     [
         ({"input_scale": 0.5}, "input_scale is a float; pass a torch.Tensor"),
         ({"alpha13": (torch.ones(2),)}, "alpha13 has 1 entries; pass one tensor, or two"),
-        ({"alpha13": torch.ones(3)}, "alpha13 has shape .3., .*one a expert"),
+        ({"alpha13": torch.ones(3)}, "alpha13 has shape .3., .*one per expert"),
         ({"alpha2": torch.ones(2).double()}, "alpha2 has dtype float64; expected float32"),
         ({"limit": 1e39}, "limit=1e.39 is not a positive number of float32"),
         ({"limit": 10**400}, "limit=10* is not a positive number of float32"),

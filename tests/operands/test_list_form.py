@@ -233,7 +233,7 @@ def test_empty_lists():
 @pytest.mark.parametrize("name", ["b", "a_scale", "b_scale", "out"])
 def test_list_lengths(name):
     args = arguments()
-    refused(args | {name: args[name][:1]}, ValueError, f"{name} has 1 entries", "a has 2", "one a group")
+    refused(args | {name: args[name][:1]}, ValueError, f"{name} has 1 entries", "a has 2", "one per group")
 
 
 @pytest.mark.parametrize("shape", [(40,), (40, 128, 2), (1, 40, 128, 1)])
@@ -380,7 +380,7 @@ def test_alpha_gradients():
 
 @pytest.mark.parametrize("alpha", [2.0, "ab", ["1", "2"], [torch.ones(1), torch.ones(1)]])
 def test_alpha_kind(alpha):
-    refused(arguments() | {"alpha": alpha}, TypeError, "alpha", "float32 tensor", "one a group")
+    refused(arguments() | {"alpha": alpha}, TypeError, "alpha", "float32 tensor", "one per group")
 
 
 def test_alpha_dtype():

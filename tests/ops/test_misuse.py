@@ -90,7 +90,7 @@ def test_the_calls_that_are_varied_below_are_right():
         (ragged, {"config": "x"}, TypeError, "is no KernelConfig"),
         (ragged, {"b_scale": None}, TypeError, "b_scale is None"),
         (ragged, {"offs": OFFS[:0]}, ValueError, "offs is empty; pass at least one group"),
-        (ragged, {"alpha": torch.ones(3)}, ValueError, "contiguous [2], one a group"),
+        (ragged, {"alpha": torch.ones(3)}, ValueError, "contiguous [2], one per group"),
         (ragged, {"a_scale": X.scale, "backend": "emulator"}, ValueError, "a_scale has 1 blocks of 128 rows, and group 1"),
         (ragged, {"a_scale": X.scale, "backend": "emulator:sm_90a"}, ValueError, "as grouped_quantize does"),
         (ragged, {"a_scale": X.scale}, ValueError, "group 1 ends in block 2; pad every group's rows to 128"),

@@ -68,7 +68,7 @@ class Fp8GemmSm90(GroupedGemmVariant):
         """Encode the tensor maps and launch.
 
         Args:
-            table: Int64 in host memory, a header row and one row a slot: ``launch_table``.
+            table: Int64 in host memory, a header row and one row per slot: ``launch_table``.
             stream: CUstream.
         """
         # (COLUMN, ROW)

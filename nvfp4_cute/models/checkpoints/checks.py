@@ -85,7 +85,7 @@ def check_bias(place: str, bias: torch.Tensor | None, shape: tuple[int, ...]) ->
         return
     if tuple(bias.shape) != tuple(shape[:2]) or not bias.is_floating_point():
         raise CheckpointError(
-            f"biases of {place} are {bias.dtype} {list(bias.shape)}, and weights {list(shape)} have one a row, "
+            f"biases of {place} are {bias.dtype} {list(bias.shape)}, and weights {list(shape)} have one per row, "
             f"{list(shape[:2])}: the two are of different exports"
         )
 

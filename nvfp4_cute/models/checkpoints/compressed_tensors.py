@@ -121,7 +121,7 @@ def _scheme(name: str, group: Config, default: str | None) -> Scheme:
     is_token = (given.get("num_bits"), given.get("strategy"), given.get("dynamic")) == (8, "token", True)
     if found == INT4 and given and not (is_token and given.get("symmetric", True) is True):
         raise CheckpointError(
-            f"config_groups.{name} quantizes activations of int4 weights, and not to 8 bits with a scale a token as it "
+            f"config_groups.{name} quantizes activations of int4 weights, and not to 8 bits with one scale per token as it "
             "comes: export the weights alone, or W4A8"
         )
     has_zero_points = found == INT4 and weights.get("symmetric", True) is not True
@@ -153,8 +153,8 @@ def _check_integers(place: str, group: Config) -> None:
             )
         if given and given.get("strategy") not in strategies:
             raise CheckpointError(
-                f"{place}.{side}.strategy is {repr(given.get('strategy'))}; of integers kernels have one scale a row: export it "
-                f"with {' or '.join(map(repr, strategies))}"
+                f"{place}.{side}.strategy is {repr(given.get('strategy'))}; kernels have one scale per row of integers: export "
+                f"it with {' or '.join(map(repr, strategies))}"
             )
     activations = group.get("input_activations") or {}
     if activations and activations.get("dynamic") is not True:
