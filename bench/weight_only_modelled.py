@@ -1,4 +1,4 @@
-"""Weight-only products modelled on GPUs that need not be present, in percent of their memory's speed.
+"""Weight-only products modelled on GPUs that need not be present, in percent of their memory bandwidth.
 
     python -m nvfp4_cute.bench.weight_only_modelled --results weight_only.json [--target A100] [--jobs 8] [--save]
 
@@ -24,14 +24,15 @@ Records = Mapping[str, dict[str, Any]]
 
 HEAD = """# Weight-only products, modelled
 
-us of one product of bf16 rows and NVFP4 weights with a cold L2, results in bf16. "MB" is what has to be read and written once:
-weights and scales of experts with rows, and rows. "% of memory" is that traffic over the time, in percent of the memory bandwidth
-(the highest measured one, otherwise its maker's). The launch counts, which weighs on small products. Nothing here is measured:
+Times in us of one product of bf16 rows and NVFP4 weights, with a cold L2 and results in bf16. "MB" is the least traffic: weights
+and scales of the experts that have rows, the rows, and the results, once each. "% of memory" is that traffic over the time, in
+percent of the memory bandwidth (the highest measured one, otherwise the specified one). Times include launch overhead, which
+matters for small products. Nothing here is measured:
 {error}.
 
 `bench/results/h200_weight_only.json` has measured times of an H200.
 
-Made by `python -m nvfp4_cute.bench.weight_only_modelled --results FILE --save`, of the times that FILE has.
+Made by `python -m nvfp4_cute.bench.weight_only_modelled --results FILE --save`, from the times in FILE.
 
 | GPU | product | MB | us | TB/s | % of memory |
 |---|---|---:|---:|---:|---:|
