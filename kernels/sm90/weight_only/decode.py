@@ -40,7 +40,7 @@ from ..operands import UNIT_BYTES, sf_atoms, tile_row_bytes, tiles_of_sf_atom
 from ..wgmma import BF16, E4M3, F16, MMA_K, Operands
 from .fp8_tokens import row_steps
 
-# Words of a row that a lane reads per K tile, and lanes that share rows.
+# Words of a row that a lane reads per K tile, and number of lanes that share a row.
 UNIT_WORDS, LANES_OF_QUAD = 4, 4
 # MMAs per slab, and pairs of a row per lane and MMA, eight values apart.
 STEPS, PAIRS_OF_STEP = 4, 2
@@ -147,7 +147,7 @@ class Decoding:
 
     @property
     def exponent(self) -> int:
-        """log2 of the factor that the sums still lack."""
+        """log2 of the factor by which the epilogue multiplies sums."""
         if self.has_bytes or self.has_fp8_tokens or self.int4 is not None:
             return 0
         if self.has_powers:

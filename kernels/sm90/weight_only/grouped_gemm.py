@@ -13,9 +13,9 @@ One ring (producer -> consumer), full arrivals / empty arrivals:
   stages   LOAD -> MATH   num_ab_stage   full: 2 + bytes of B, SFB and A   empty: one per MATH warp of both CTAs of a pair
 
 A pair (``multicast_n=2``) has neighbouring tiles of weights and the same tokens. Split-K: the CTAs of a cluster share a tile's
-K tiles; the first CTA adds the partial sums (``common.split_k``). Stream-K: as in ``..grouped_gemm``. No launch comes before, so
-whoever reads a flag resets it, and no CTA sets flags that nobody reads: SCHEDULER, which knows, is also FIXUP. CTAs are
-persistent.
+K tiles; the first CTA adds the partial sums (``common.split_k``). Stream-K: as in ``..grouped_gemm``. No earlier launch
+resets flags. Therefore the reader of a flag resets it, and a CTA sets a flag only if another one reads it: SCHEDULER, which knows
+this, is also FIXUP. CTAs are persistent.
 
 Shared memory: ``planning.arch.sm90_weight_only.WeightOnlySmem``. Tensor maps: kernel parameters, encoded by the host code.
 """
@@ -149,7 +149,7 @@ class WeightOnlyGemmSm90(GroupedGemmVariant):
         tables = None
         if cutlass.const_expr(self.decoding.has_fp8_tokens):
             tables = smem.allocate(fp8_tokens.TABLES_BYTES, fp8_tokens.TABLES_ALIGN_BYTES).toint()
-        # A barrier more, where MATH arrives when it has no stage to release.
+        # One additional barrier, at which MATH arrives when it has no stage to release.
         ring = Ring(smem.allocate_array(Int64, 2 * num_stage + 1), num_stage)
         partial, exchange = exchange_of_sums(smem, plan.partial_bytes, schedule, config.split_k)
         staging = smem.allocate(schedule.num_math_groups * STAGING_BYTES, OPERAND_ALIGN_BYTES)

@@ -8,8 +8,8 @@ dequantized while wgmma reads the other. The weights of a K tile are read while 
 Float32 scales multiply sums (``scales``): for FP8 the sums of every K tile, which are then accumulated; for INT8 the sums of
 all of K.
 
-With FP8 tokens, sums of a stage are promoted, that is added to accumulators in other registers: tensor cores of Hopper keep 13
-bits after the point of the largest term, and truncate the rest with each MMA. A stage has 4 or 8 MMAs. Before the first MMA of
+With FP8 tokens, sums of a stage are promoted: added to accumulators in other registers. Hopper's tensor cores keep 13 bits after
+the binary point of the largest term, and truncate the rest in each MMA. A stage has 4 or 8 MMAs. Before the first MMA of
 a stage, a warp waits for the last one of the previous stage, after it has converted its weights.
 """
 
@@ -178,7 +178,7 @@ def _accumulate(
     acc.fill(0.0)
     if cutlass.const_expr(args.decoding.promotes):
         products.fill(0.0)
-    # The first arrival has no stage to release. It goes to a spare barrier after the last stage's, which nobody waits for.
+    # The first arrival has no stage to release. It goes to the additional barrier after the last stage's, on which no warp waits.
     last_stage, read_stage = Int32(args.ring.num_stages), stage
     emptied = barrier_of_lane(args.ring.empty(Int32(0)), num_cta)
     decoding, slabs_of_tile = args.decoding, args.decoding.slabs
