@@ -5,7 +5,8 @@ The hardware adds all products of one instruction and the accumulator in one fus
 * every term is written as significand * 2**exponent, with the sum of its factors' exponents (products are not
   renormalised, and a product that is zero keeps the exponent of its scales);
 * all terms are aligned to the largest exponent ``emax`` and **truncated toward zero** to F fractional bits, that is,
-  to a multiple of ``q = 2**(emax - F)``; F is 35 for the 4-bit kinds (mxf4, mxf4nvf4) and 25 for all others;
+  to a multiple of ``q = 2**(emax - F)``; F is 35 for the 4-bit kinds (mxf4, mxf4nvf4) and 25 for
+  all others, except for Hopper's 8-bit `wgmma` (`isa.products`);
 * the truncated terms are summed exactly and the sum is rounded toward zero to float32 (to nearest even for float16);
 * a NaN scale or accumulator, or an invalid operation, gives the one NaN 0x7FFFFFFF (float16: 0x7FFF).
 

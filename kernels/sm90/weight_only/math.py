@@ -8,8 +8,8 @@ dequantized while wgmma reads the other. The weights of a K tile are read while 
 Float32 scales multiply sums (``scales``): for FP8 the sums of every K tile, which are then accumulated; for INT8 the sums of
 all of K.
 
-With FP8 tokens, sums of a stage are promoted: added to accumulators in other registers. Hopper's tensor cores keep 13 bits after
-the binary point of the largest term, and truncate the rest in each MMA. A stage has 4 or 8 MMAs. Before the first MMA of
+With FP8 tokens, sums of a stage are promoted: added to accumulators in other registers. In each MMA of e4m3, Hopper's tensor
+cores keep 13 bits after the binary point of the largest term and truncate the rest (``emulator/isa/products.py``). A stage has 4 or 8 MMAs. Before the first MMA of
 a stage, a warp waits for the last one of the previous stage, after it has converted its weights.
 """
 
