@@ -9,8 +9,8 @@ Float32 scales multiply sums (``scales``): for FP8 the sums of every K tile, whi
 all of K.
 
 With FP8 tokens, sums of a stage are promoted: added to accumulators in other registers. In each MMA of e4m3, Hopper's tensor
-cores keep 13 bits after the binary point of the largest term and truncate the rest (``emulator/isa/products.py``). A stage has 4 or 8 MMAs. Before the first MMA of
-a stage, a warp waits for the last one of the previous stage, after it has converted its weights.
+cores keep 13 bits after the binary point of the largest term and truncate the rest (``emulator/isa/products.py``). A stage has 4
+or 8 MMAs. Before the first MMA of a stage, a warp waits for the last one of the previous stage, after converting its weights.
 """
 
 from dataclasses import dataclass, replace
