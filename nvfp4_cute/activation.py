@@ -18,6 +18,9 @@ CONSTANTS: dict[str, dict[str, float | None]] = {
     "situ": {"beta": 1.0, "linear_beta": None},
 }
 
+# Range of constants in which kernels' float32 coefficients neither overflow nor vanish.
+LEAST, MOST = 1e-4, 1e4
+
 # ---- coefficients of approximations, for kernels and ``experts.activation`` ---------------------------------------
 GELU_LINEAR, GELU_CUBIC = 1.5957691216057308, 0.044715  # 2 * sqrt(2 / pi)
 # Probability of a standard normal value below -a, for a from 0 to 16: exp(-a^2 / 2) * (t * NORMAL[0] + ... + t^8 * NORMAL[7])
@@ -60,7 +63,8 @@ class Activation:
         linear_beta: bound of up for "situ"; None does not bound it.
 
     Raises:
-        ValueError: the name is unknown, a constant belongs to another activation, or a number is not positive.
+        ValueError: the name is unknown, a constant belongs to another activation or is not from 1e-4 to 1e4, or the limit is
+            not positive.
     """
 
     name: ActivationName = "silu"
@@ -86,11 +90,8 @@ class Activation:
                 raise ValueError(
                     f"{constant}={value!r} is a constant of {owner!r}; leave it out for {self.name!r}"
                 )
-            elif (
-                isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= FLOAT32_MAX
-            ):
-                raise ValueError(f"{constant}={value!r:.20} is not a positive number of float32")
-
+            elif isinstance(value, bool) or not isinstance(value, int | float) or not LEAST <= value <= MOST:
+                raise ValueError(f"{constant}={value!r:.20} is not a number from {LEAST:g} to {MOST:g}")
         told = [f"{c}={float(v)!r}" for c, default in own.items() if (v := getattr(self, c)) != default]
         object.__setattr__(self, "function", f"{self.name}({','.join(told)})" if told else self.name)
 

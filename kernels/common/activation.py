@@ -89,18 +89,16 @@ def _gelu(x: Float32) -> Float32:
 
 @cute.jit
 def _bounded(x: Float32, bound: cutlass.Constexpr) -> Float32:
-    """Returns bound * tanh(x / bound): by ``activation.TANH`` near 0, else by 1 - 2 / (1 + exp(2 |x| / bound)).
+    """Returns bound * tanh(x / bound): by ``activation.TANH`` near 0, else by 1 - 2 / (1 + exp(2 x / bound)).
 
     tanh.approx is not used: its relative error of 2^-11 exceeds the rounding of bfloat16 results.
     """
-    z = x * (1.0 / bound)
-    square = z * z
-    series = Float32(TANH[-1])
-    for coefficient in reversed(TANH[:-1]):
-        series = series * square + coefficient
-    a = ptx.abs_f32(z)
-    large = Float32(1.0) - 2.0 * cute.arch.rcp_approx(
-        Float32(1.0) + cute.math.exp2((2 * LOG2_E) * a, fastmath=True)
+    square = x * x
+    series = Float32(TANH[-1] / bound ** (2 * len(TANH)))
+    for i in reversed(range(len(TANH) - 1)):
+        series = series * square + TANH[i] / bound ** (2 * i + 2)
+    small = x + x * (square * series)
+    large = bound - (2.0 * bound) * cute.arch.rcp_approx(
+        Float32(1.0) + cute.math.exp2((2 * LOG2_E / bound) * x, fastmath=True)
     )
-    small = z + z * (square * series)
-    return bound * select(a <= TANH_SMALL, small, select(z < 0.0, -large, large))
+    return select(square <= (TANH_SMALL * bound) ** 2, small, large)

@@ -243,13 +243,16 @@ def test_batches_scalars_and_rowmajor_scales(arch):
 
 
 @pytest.mark.sampled(1)
+@pytest.mark.parametrize("activation", ["silu", BOUNDED, "gelu"])
 @pytest.mark.parametrize("config", [KernelConfig.from_name(name) for name in CONFIGS], ids=CONFIGS)
-def test_machine_code(config):
+def test_machine_code(config, activation):
     """No spills.
 
-    Each of LOAD's two loops has one TMA for a, one for each b, and one for the scales of each. Two special functions.
+    Each of LOAD's two loops has one TMA for a, one for each b, and one for the scales of each. As many exponentials as reciprocals.
     """
-    kernel = get_kernel(KernelKey("sm_100a", config, 2, torch.float16, True, activation="silu").validated())
+    kernel = get_kernel(
+        KernelKey("sm_100a", config, 2, torch.float16, True, activation=activation).validated()
+    )
     assert kernel.resources.stack_bytes == 0
     assert len(re.findall(r"cp\.async\.bulk\.tensor", kernel.ptx)) == 2 * 6
     entry = kernel.ptx[kernel.ptx.index(".visible .entry") : kernel.ptx.index(".reqntid")]

@@ -96,7 +96,7 @@ def test_layers_of_models(tmp_path, model):
         ({}, "has none of mlp_hidden_act, hidden_act"),
         ({"hidden_act": "silu", "swiglu_limits": [None, 7.0]}, "swiglu_limits, a limit per layer"),
         ({"hidden_act": "silu", "swiglu_limit": -1.0}, "limit=-1.0 is not a positive number"),
-        (SITU | {"activation_situ_beta": 0.0}, "beta=0.0 is not a positive number"),
+        (SITU | {"activation_situ_beta": 0.0}, "beta=0.0 is not a number from 0.0001 to 10000"),
     ],
 )
 def test_unknown_activations_are_refused_by_name(config, text):

@@ -160,6 +160,27 @@ def test_what_is_no_operand(call, message):
         call()
 
 
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: nv.Activation("tanh"), "activation='tanh' is unknown; use one of \"silu\""),
+        (
+            lambda: nv.Activation("silu", alpha=1.5),
+            "alpha=1.5 is a constant of 'swiglu_oai'; leave it out for 'silu'",
+        ),
+        (lambda: nv.Activation("situ", beta=0.0), "beta=0.0 is not a number from 0.0001 to 10000"),
+        (lambda: nv.Activation("silu", limit=-1.0), "limit=-1.0 is not a positive number"),
+        (
+            lambda: nv.dual_gemm(X, nv.GateUp(V, V), activation="situ(gamma=2)"),
+            r"activation='situ\(gamma=2\)'",
+        ),
+    ],
+)
+def test_constants_of_activations(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()
+
+
 def test_parts_are_checked_at_the_door():
     made = nv.BlockScaledTensor.from_parts
     permuted = made(W.data, W.scale.permute(3, 4, 1, 5, 2, 0), W.global_scale, format="nvfp4")
