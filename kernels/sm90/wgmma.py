@@ -19,7 +19,7 @@ STEP_WORDS = 4
 UNIT_BYTES = 16
 UPPER_WORD = 1 << 30 | 1024 // UNIT_BYTES
 DISTANCE = 1 << 16
-# Units from one MMA's tokens to the next MMA's along K, 32 bytes of any type, and from a token to the next.
+# Distance in units from one MMA's tokens to the next MMA's along K (32 bytes for any type), and from one token to the next.
 STEP_UNITS = MMA_K * 2 // UNIT_BYTES
 TOKEN_UNITS = 128 // UNIT_BYTES
 

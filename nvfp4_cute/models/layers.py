@@ -187,7 +187,7 @@ def experts_module(
 ) -> SortedExperts | RoutedExperts:
     """Makes a module that computes the experts of a layer: MoE where it supports the scheme, else SortedExperts.
 
-    Experts whose rows have an order or factors of their own are also SortedExperts.
+    Experts with an order of K or factors of their rows (``pre_quant_scale``) also become SortedExperts.
 
     Args:
         stored: the experts.

@@ -54,7 +54,7 @@ def modelled_times(
         by_representatives: execute only one of several equal clusters (``emulator.record.representatives``), for
             launches that are too large to execute completely. Their times differ from those of a full execution by one
             or two percent. If clusters cannot stand for each other, as with MMAs of 96 elements, all are executed.
-        with_data: also compute the results, of executed clusters.
+        with_data: also compute the results of the executed clusters.
 
     Raises:
         EmulatorError: the kernel broke a rule of the machine.

@@ -26,11 +26,11 @@ def activation_of(name: str, activation: str, moe: Any) -> Activation:
     Args:
         name: name of the layer.
         activation: vLLM's name of the activation.
-        moe: vLLM's config of the layer, with the constants of activations; None, or without a field, where there is none.
+        moe: vLLM's config of the layer, with the constants of its activation, any of which may be missing; or None.
     """
     limit, alpha, beta = (getattr(moe, f"swiglu_{constant}", None) for constant in ("limit", "alpha", "beta"))
     own = ACTIVATIONS.get(activation)
-    if own == "swiglu_oai" and beta != 1:  # vLLM's defaults of alpha and beta, with which it is SwiGLU
+    if own == "swiglu_oai" and beta != 1:  # with vLLM's defaults of alpha and beta, it is SwiGLU
         own = "silu" if (alpha or 1, beta or 0) == (1, 0) else None
     if own is None or (limit is not None and own not in ("silu", "swiglu_oai")):
         raise UnsupportedProblem(

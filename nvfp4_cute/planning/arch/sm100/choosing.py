@@ -65,7 +65,7 @@ class Costs:
     # kinds compare less well than those of one kind.
     split_gain: float = 0.11
     multicast_gain: float = 0.025
-    # Required gain of a tile over the smallest one that holds a group of mean size, if the sizes are not known.
+    # Least relative gain of a tile over the smallest one that holds a group of mean size, if the sizes are not known.
     tile_gain: float = 0.03
     all_gain: float = (
         0.005  # gain of all CTAs over slightly fewer with even shares, because more CTAs request data
@@ -73,9 +73,9 @@ class Costs:
 
 
 COSTS = Costs()
-# Tiles per SM up to which the tile for unknown sizes is estimated. More tiles leave shorter tails, and take longer to estimate.
+# Most tiles per SM for which tiles are compared if sizes are unknown. With more, tails matter less and estimates take longer.
 FEW_TILES = 1
-# Largest deviation of a group's rows from their mean, in estimates for unknown sizes: even, mild and uneven routing.
+# Largest relative deviation of a group's rows from their mean, in estimates for unknown sizes: even, mild and uneven routing.
 SPREADS = (0.0, 0.3, 0.5)
 # Forms in which the host knows the sizes of groups.
 KNOWN_SIZES = ("list", "batched")
