@@ -76,10 +76,24 @@ def refuse_found_scales() -> None:
         )
 
 
+def is_layer_invariant() -> bool:
+    """Returns whether a layer's call is batch-invariant, also while torch.compile traces it."""
+    # A graph of torch.compile cannot read a ContextVar, and no single call in it decides.
+    return _of_process if private_api.is_traced() else is_batch_invariant()
+
+
+def refuse_capture(layers: str) -> None:
+    """Raises UnsupportedProblem if a batch-invariant call would be captured separately, because scales cannot be read now."""
+    if is_layer_invariant():
+        raise UnsupportedProblem(
+            f"scales of {layers} were written after the last eager call, and a CUDA graph that is captured now would hold "
+            "separate products, whose bits may differ from those of the common one; call the layer once before the capture"
+        )
+
+
 def refuse_product_of_torch(option: str) -> None:
     """Raises UnsupportedProblem if a batch-invariant layer would multiply in torch, as ``option`` asks for."""
-    # A graph of torch.compile cannot read a ContextVar, and no single call in it decides.
-    if _of_process if private_api.is_traced() else is_batch_invariant():
+    if is_layer_invariant():
         raise UnsupportedProblem(
             f"{option} multiplies in torch, whose order of sums depends on the number of rows; make the layer without it"
         )

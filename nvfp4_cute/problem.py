@@ -85,7 +85,7 @@ class GroupedProblem:
         bias_dtype: dtype of the bias added to every column of C; None without a bias.
         batch_invariant: whether sums over K have one order for any number of rows. Default: what the call asks for
             (``batch_invariance``).
-        is_dense: whether a batch-invariant problem is a product of ``gemm``, all of whose rows meet the same weights.
+        is_dense: whether the problem is a product of ``gemm``, all of whose rows meet the same weights.
     """
 
     sizes: tuple[tuple[int, int, int], ...]

@@ -23,7 +23,7 @@ from nvfp4_cute.operands import rules as checks
 from nvfp4_cute.ops.parts import composed_dual, dequantized
 from nvfp4_cute.ops.parts.dual_gemm import grouped_dual_gemm
 from nvfp4_cute.ops.parts.grouped_gemm import grouped_gemm
-from nvfp4_cute.planning.arch import choose_weight_only
+from nvfp4_cute.planning.arch import choose_weight_only, parts_of_k
 from nvfp4_cute.planning.config import KernelConfig
 from nvfp4_cute.problem import (
     Activation,
@@ -295,12 +295,19 @@ def config_of_mean(
     if gate is not None and gate.weight_layout == "concatenated":  # to a kernel, the halves are two operands
         dual = dual | {"weight_layout": "separate"}
     sizes = (mean,) * experts
-    if a_format is None:
-        num_b = num_weights(gate is not None, dual.get("weight_layout", "separate"))
-        return choose_weight_only(gpu.arch, sizes, gpu.num_sms, num_b, True, b_format, int(batch_invariant))
     problem = GroupedProblem(
-        sizes, "ragged", dtype, a_format=a_format, b_format=b_format, batch_invariant=batch_invariant, **dual
+        sizes,
+        "ragged",
+        dtype,
+        a_format=a_format or NVFP4_FORMAT,
+        b_format=b_format,
+        batch_invariant=batch_invariant,
+        **dual,
     )
+    if a_format is None:
+        num_b = num_weights(gate is not None, problem.weight_layout)
+        parts = parts_of_k(problem, gpu.arch, gpu.num_sms)
+        return choose_weight_only(gpu.arch, sizes, gpu.num_sms, num_b, True, b_format, parts)
     return tuned.find(problem, gpu) or config_of(problem, gpu.arch, gpu.num_sms)
 
 

@@ -61,6 +61,7 @@ class Request:
                 bias_dtype=None,
                 limit=None,
                 early_weights=False,
+                is_dense=False,
             ),
             gpu,
         )

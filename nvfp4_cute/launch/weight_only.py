@@ -267,15 +267,18 @@ def product_task(product: Product, gpu: Gpu) -> Task:
     assert isinstance(a, torch.Tensor)
     batches, m, k = a.shape
     n = out.shape[2]
-    is_plain = (n <= 1 or out.stride(2) == 1) and n <= out.stride(1) <= INT32_MAX
-    if is_batch_invariant() and not is_plain:
+    is_plain, is_invariant = (
+        (n <= 1 or out.stride(2) == 1) and n <= out.stride(1) <= INT32_MAX,
+        is_batch_invariant(),
+    )
+    if is_invariant and not is_plain:
         raise UnsupportedProblem(
             "out has contiguous columns; batch-invariant products of 16-bit a write rows: allocate it as torch.empty(M, N)"
         )
     if not out.numel() or not is_plain:
         return W4A16Task(product)
     size = rounded_rows(m), b.rows, k, batches, b.format
-    if b.format.order == "rows" and not is_batch_invariant():
+    if b.format.order == "rows" and not is_invariant:
         if not is_faster_than_few_rows(gpu.arch, gpu.num_sms, *size):
             return W4A16Task(product)
     form: Form = "list" if batches == 1 else "batched"
@@ -287,7 +290,7 @@ def product_task(product: Product, gpu: Gpu) -> Task:
         alpha is not None,
         b_format=b.format,
         bias_dtype=product.bias_dtype,
-        is_dense=is_batch_invariant(),
+        is_dense=True,
     )
     lines = (out_lines("out", out, False),)
     operands = GroupedOperands((), (b,), lines, alpha, activations=(a,), bias=product.bias)

@@ -7,6 +7,7 @@ import torch
 from nvfp4_cute import private_api
 from nvfp4_cute.activation import activation_of
 from nvfp4_cute.backends.last_chains import LastChains
+from nvfp4_cute.batch_invariance import refuse_capture
 from nvfp4_cute.formats.block_format import NVFP4
 from nvfp4_cute.nn.linear import QuantizedLinear
 from nvfp4_cute.nn.products import Weights, gated_product
@@ -82,6 +83,7 @@ class GatedMLP(torch.nn.Module):
         is_split = gate.keep_decoded and gate.uses_kept(x.numel() // gate.in_features)
         if not private_api.is_traced() and not self._seen.is_current():
             if x.is_cuda and torch.cuda.is_current_stream_capturing():
+                refuse_capture("gate_proj and up_proj")
                 is_split = True  # always correct; scales on the device cannot be read now
             else:
                 self._look()

@@ -6,6 +6,7 @@ from typing import Any
 import torch
 
 from nvfp4_cute import private_api
+from nvfp4_cute.batch_invariance import is_layer_invariant, refuse_capture
 from nvfp4_cute.formats.block_format import ATOM_ROWS, NVFP4
 from nvfp4_cute.formats.block_scaled import NVFP4Tensor
 from nvfp4_cute.nn.linear import FIXED, QuantizedLinear
@@ -55,7 +56,8 @@ class SharedInput:
     """Layers that a module calls one after the other with the same tensor, such as q, k and v of an attention block.
 
     The first of these calls computes all results in one product, and the other calls fetch theirs. No tensor outlives the last
-    call. If a layer is called with another tensor, it computes its own result, and from then on so do all layers.
+    call. If a layer is called with another tensor, it computes its own result, and from then on so do all layers; batch-invariant
+    layers go on to compute all results.
 
     The layers remain modules of their own, with their names in the state dict. Their weights, block scales and biases become
     views of one tensor each. Where global scales of weights differ, a second launch multiplies the float32 sums of each column
@@ -106,8 +108,10 @@ class SharedInput:
                 if all(one is None for one in kept[2]):
                     self.kept = None
                 return found
-            self.is_shared, self.kept = False, None
-            return self.layers[number].product(x)
+            self.kept = None
+            if not is_layer_invariant():  # one product and separate ones may have different bits
+                self.is_shared = False
+                return self.layers[number].product(x)
         whole = self.whole
         if whole is None or not (
             private_api.is_traced() or (self.seen is not None and self.seen.is_current())
@@ -137,6 +141,7 @@ class SharedInput:
             return None
         first = self.layers[0]
         if first.packed_weight.is_cuda and torch.cuda.is_current_stream_capturing():
+            refuse_capture("layers with one input")
             return None
         is_new = self.whole is None or not self._has_weights(self.whole)
         whole = self._of_all_rows() if is_new else self.whole

@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 
-from nvfp4_cute.batch_invariance import is_batch_invariant
 from nvfp4_cute.errors import UnsupportedProblem
 from nvfp4_cute.formats.block_format import NVFP4 as NVFP4_FORMAT
 from nvfp4_cute.formats.block_format import BlockFormat, ScaleLayout
@@ -93,7 +92,7 @@ class Product:
         sizes = ((a.rows, b.rows, a.k),) * batches
         problem = GroupedProblem(
             sizes, form, dtype, self.alpha is not None, m_major, a_format=a.format, b_format=b.format,
-            bias_dtype=self.bias_dtype, is_dense=is_batch_invariant(),
+            bias_dtype=self.bias_dtype, is_dense=True,
         )  # fmt: skip
         alpha = rules.one_each(self.alpha, batches)
         scales = () if scale is None else (scale,)

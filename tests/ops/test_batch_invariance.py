@@ -23,7 +23,7 @@ from nvfp4_cute import (
 )
 from nvfp4_cute.backends import last_chains
 from nvfp4_cute.backends.last_chains import LastChains
-from nvfp4_cute.batch_invariance import is_batch_invariant
+from nvfp4_cute.batch_invariance import is_batch_invariant, refuse_capture
 from nvfp4_cute.errors import ConfigError, UnsupportedProblem
 from nvfp4_cute.experts import tensor_parallel
 from nvfp4_cute.experts.products import LocalExperts
@@ -37,7 +37,7 @@ K, N = 1024, 128  # enough of K, and few enough tiles, to divide it among CTAs
 PAIRS = {
     "w4a4": ("nvfp4", "nvfp4"), "mxfp8": ("mxfp8_e4m3", "mxfp8_e4m3"), "fp8": ("fp8_1x128", "fp8_128x128"), "w4a16": (None, "nvfp4"),
 }  # fmt: skip
-EMULATED = ("sm_90a", "sm_100a", "sm_120a")
+EMULATED = ("sm_90a", "sm_100a", "sm_103a", "sm_120a")
 
 
 def normal(*shape, seed=0):
@@ -178,6 +178,13 @@ def test_scales_of_all_rows_are_refused():
     layer = QuantizedLinear.from_linear(torch.nn.Linear(64, 32), activations="nvfp4")
     with pytest.raises(UnsupportedProblem, match="input_scale"):
         layer(x)
+
+
+def test_captures_of_separate_products_are_refused():
+    with pytest.raises(UnsupportedProblem, match="before the capture"):
+        refuse_capture("layers")
+    with set_batch_invariant(False):
+        refuse_capture("layers")
 
 
 def test_vllm_switches_it_on(monkeypatch):
