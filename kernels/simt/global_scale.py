@@ -28,6 +28,7 @@ from ..common.versions import SmemAllocator
 MAGNITUDE = 0x7FFF
 # Magnitudes from here on are infinity and NaN.
 NOT_FINITE = {True: 0x7F80, False: 0x7C00}
+INFINITY_BITS = 0x7F800000
 UNIT_WORDS = AMAX_VALUES // 2
 UNIT_BYTES = 4 * UNIT_WORDS
 UNROLL = 4
@@ -154,9 +155,29 @@ def largest_of_cta(most: Uint32, tidx: Int32, threads: cutlass.Constexpr) -> Uin
 def scale_of_largest(most: Uint32, is_bf16: cutlass.Constexpr, divisor: cutlass.Constexpr) -> Float32:
     """Returns the global scale, from the bits of the largest magnitude."""
     amax = ptx.float_of(most << 16) if is_bf16 else ptx.unpack_f16x2(most)[0]
+    return select(most == 0, Float32(1.0), _normal_quotient(amax, divisor))
+
+
+@cute.jit
+def largest_of_values(most: Uint32, values: list) -> Uint32:
+    """Returns the larger one of ``most`` and the bits of the largest finite magnitude of float32 values."""
+    for value in values:
+        bits = ptx.bits_of(ptx.abs_f32(value))
+        finite = select(bits < INFINITY_BITS, bits, Uint32(0))
+        most = select(finite > most, finite, most)
+    return most
+
+
+@cute.jit
+def scale_of_values(most: Uint32, divisor: cutlass.Constexpr) -> Float32:
+    """Returns the global scale, from the bits of the largest magnitude of float32 values."""
+    return select(most == 0, Float32(1.0), _normal_quotient(ptx.float_of(most), divisor))
+
+
+def _normal_quotient(amax: Float32, divisor: float) -> Float32:
+    """Returns the quotient, or the smallest normal number if that is larger."""
     scale = ptx.div_f32(amax, Float32(divisor))
-    scale = select(scale < FLOAT32_MIN_NORMAL, Float32(FLOAT32_MIN_NORMAL), scale)
-    return select(most == 0, Float32(1.0), scale)
+    return select(scale < FLOAT32_MIN_NORMAL, Float32(FLOAT32_MIN_NORMAL), scale)
 
 
 def store_scale_and_products(scale: Float32, out: Int64, times: tuple, products: tuple) -> None:

@@ -133,6 +133,28 @@ class QuantizeKey(SimtKey):
 
 
 @dataclass(frozen=True)
+class QuantizeScaledRowsKey(SimtKey):
+    """A quantization with a global scale per row: input dtype, one group of rows or many, layout, inputs, and format."""
+
+    KERNEL = "quantize_scaled_rows.QuantizeScaledRowsKernel"
+    dtype: torch.dtype
+    is_grouped: bool
+    is_blocked: bool
+    has_up: bool
+    format: BlockFormat = NVFP4
+
+    def _name(self) -> str:
+        operation = "silu_quantize" if self.has_up else "quantize"
+        layout = ("_grouped" * self.is_grouped) + ("_blocked" if self.is_blocked else "_rowmajor")
+        return f"{self.format}_{operation}_scaled_rows_{self.arch}_{dtype_name(self.dtype)}{layout}"
+
+    def _arguments(self) -> tuple[Any, ...]:
+        given = (self.dtype == torch.bfloat16, self.is_grouped, self.is_blocked, self.has_up, self.format)
+        programmatic = simt.has_programmatic_products(self.arch)
+        return *given, simt.has_fp4_convert(self.arch), programmatic, self.to_name()
+
+
+@dataclass(frozen=True)
 class DequantizeKey(SimtKey):
     """A dequantization: format, output dtype (float16 or bfloat16), whether there is a global scale, layout of the scales."""
 

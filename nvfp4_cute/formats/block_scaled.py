@@ -37,7 +37,12 @@ from nvfp4_cute.formats.codecs import (
     encode,
     pack_e2m1,
 )
-from nvfp4_cute.formats.global_scale import check_factor, check_has_global_scale, resolve_global_scale
+from nvfp4_cute.formats.global_scale import (
+    PER_ROW,
+    check_factor,
+    check_has_global_scale,
+    resolve_global_scale,
+)
 from nvfp4_cute.formats.pickling import restored
 from nvfp4_cute.formats.scale_layout import from_blocked, to_blocked
 from nvfp4_cute.formats.slabs import in_rows
@@ -58,8 +63,9 @@ class BlockScaledTensor:
         data: ``[..., bytes of K]``, of a dtype of the format: K/2 bytes for 4-bit elements, K for 8-bit elements.
         scale: of a dtype of the format. "rowmajor": ``[..., K / block_k]`` (INT8: ``[..., 1]``; FP8_128x128: one row per 128
             rows). "blocked": ``[batches..., rm, rk, 32, 4, 4]`` (see :mod:`nvfp4_cute.formats.scale_layout`).
-        global_scale: float32 factor by which dequantizing multiplies, without dimensions, or [batches...] with one per batch.
-            None means 1. Only formats with a global scale may have one.
+        global_scale: float32 factor by which dequantizing multiplies, without dimensions, [batches...] with one per batch, or
+            [...] with one per row of at least two dimensions ("ragged": [rows, 1]). None means 1. Only formats with a global
+            scale may have one.
         shape: shape of the unpacked values.
         scale_layout: "blocked", "rowmajor", or "ragged": blocked, with every group's rows padded to 128 (``grouped_quantize``).
         format: a record or, when constructed, its name.
@@ -108,7 +114,10 @@ class BlockScaledTensor:
                     f"global_scale={self.global_scale!r} is not a tensor; pass torch.tensor(number, device=...), float32"
                 )
             is_of_groups = self.scale_layout == "ragged" and self.global_scale.ndim == 1
-            if tuple(self.global_scale.shape) != tuple(lead[:-1]) and not is_of_groups:
+            if self.has_row_scales:
+                rows = (*lead, 1) if self.scale_layout == "ragged" else tuple(lead)
+                _check_shape("global_scale", self.global_scale, rows)
+            elif tuple(self.global_scale.shape) != tuple(lead[:-1]) and not is_of_groups:
                 _check_shape("global_scale", self.global_scale, ())
             if self.global_scale.dtype != torch.float32:
                 raise TypeError(
@@ -210,7 +219,7 @@ class BlockScaledTensor:
                 or the permuted view (32, 4, rm, 4, rk, L). "rowmajor": [..., K / block]. "ragged": [row atoms, rk, 32, 4, 4],
                 every group's rows padded to 128, as ``grouped_quantize`` returns it. None, for INT8 only, means 1.
             global_scale: factor by which dequantizing multiplies, as in ``quantize`` (NVFP4 only): a number, float32 with one
-                element, or one per batch ("ragged": per group).
+                element, one per batch ("ragged": per group), or one per row ([..., M]; "ragged": [rows, 1]).
             format: a record or a name.
             layout: layout of ``scale``. Formats with float32 scales always have "rowmajor".
 
@@ -243,9 +252,22 @@ class BlockScaledTensor:
             factor = check_factor(factor, "global_scale").to(data.device)
         elif factor is not None:
             check_factor(factor, "global_scale")
-        if factor is not None and factor.numel() == 1 and len(shape) < 3 and layout != "ragged":
+        is_row = factor is not None and tuple(factor.shape) == shape[:-1]
+        if (
+            factor is not None
+            and factor.numel() == 1
+            and len(shape) < 3
+            and layout != "ragged"
+            and not is_row
+        ):
             factor = factor.reshape(())
         return quantized_tensor(data, scale, factor, shape, format, layout)
+
+    @property
+    def has_row_scales(self) -> bool:
+        """Whether every row has a global scale of its own, as ``quantize(x, global_scale="per_row")`` finds it."""
+        g, lead = self.global_scale, len(self.shape) - 1
+        return g is not None and lead > 0 and g.ndim == (2 if self.scale_layout == "ragged" else lead)
 
     @property
     def device(self) -> torch.device:
@@ -344,7 +366,7 @@ class BlockScaledTensor:
         scale = self.scale[(*chosen[:-1], blocks)]
         factor = self.global_scale
         if factor is not None and factor.ndim:
-            factor = factor[chosen[:-1]]
+            factor = factor[(*chosen[:-1], slice(start, stop)) if self.has_row_scales else chosen[:-1]]
         shape = (*data.shape[:-1], self.shape[-1])
         return replace(self, data=data, scale=scale, global_scale=factor, shape=shape)
 
@@ -365,7 +387,8 @@ class NVFP4Tensor(BlockScaledTensor):
         data: uint8 or float4_e2m1fn_x2, ``[..., K/2]``.
         scale: float8_e4m3fn or uint8. "rowmajor": ``[..., K/16]``. "blocked": ``[batches..., rm, rk, 32, 4, 4]`` (see
             :mod:`nvfp4_cute.formats.scale_layout`).
-        global_scale: float32 factor by which dequantizing multiplies, without dimensions or [batches...]; None means 1.
+        global_scale: float32 factor by which dequantizing multiplies, without dimensions, [batches...], or [...] with one per
+            row; None means 1.
         shape: shape of the unpacked values.
         scale_layout: "blocked" or "rowmajor".
     """
@@ -439,7 +462,7 @@ def check_is_tensor(name: str, value: object) -> None:
 def quantize(
     x: torch.Tensor,
     *,
-    global_scale: float | torch.Tensor | Literal["auto", "per_batch"] | None = None,
+    global_scale: float | torch.Tensor | Literal["auto", "per_batch", "per_row"] | None = None,
     global_scale_inv: float | torch.Tensor | None = None,
     scale_layout: ScaleLayout | None = None,
     method: Method = "amax",
@@ -451,7 +474,7 @@ def quantize(
     x: torch.Tensor,
     *,
     format: BlockFormat | str,
-    global_scale: float | torch.Tensor | Literal["auto", "per_batch"] | None = None,
+    global_scale: float | torch.Tensor | Literal["auto", "per_batch", "per_row"] | None = None,
     global_scale_inv: float | torch.Tensor | None = None,
     scale_layout: ScaleLayout | None = None,
     scale_rounding: ScaleRounding = "up",
@@ -463,7 +486,7 @@ def quantize(
     x: torch.Tensor,
     *,
     format: BlockFormat | str = NVFP4,
-    global_scale: float | torch.Tensor | Literal["auto", "per_batch"] | None = None,
+    global_scale: float | torch.Tensor | Literal["auto", "per_batch", "per_row"] | None = None,
     global_scale_inv: float | torch.Tensor | None = None,
     scale_layout: ScaleLayout | None = None,
     scale_rounding: ScaleRounding = "up",
@@ -504,7 +527,7 @@ def quantize(
         global_scale: the factor by which dequantizing multiplies; only NVFP4 has one. 2688 * global_scale should be the largest
             magnitude of ``x``. A positive, normal float32 number, a tensor with one element, or, for ``x`` [batches..., M, K],
             [batches...] with one per batch. "auto" computes the finite amax of ``x`` / 2688 on the device (1 if that amax is 0;
-            at least 2^-126), "per_batch" that of each batch.
+            at least 2^-126), "per_batch" that of each batch, and "per_row" that of each row.
         global_scale_inv: the inverse (2688 / amax), for callers with that convention; the global scale is 1 / it, rounded to
             float32.
         scale_layout: "blocked" or "rowmajor", the layout of the result's scales; None for the one that kernels read.
@@ -533,9 +556,12 @@ def quantize(
     format.num_k_blocks(x.shape[-1])
     check_has_global_scale(format, global_scale, global_scale_inv)
     check_is_float(x)
-    g = resolve_global_scale(x.detach(), global_scale, global_scale_inv, format)
+    g = factor = resolve_global_scale(x.detach(), global_scale, global_scale_inv, format)
+    is_per_row = isinstance(global_scale, str) and global_scale == PER_ROW
     if g is not None and g.ndim:
-        return _quantize_each(x, g, scale_layout, format)
+        if not is_per_row:
+            return _quantize_each(x, g, scale_layout, format)
+        g = g[..., None]  # for every block of the row
     values = at_least_float32(x.detach()).float()
     blocks = values.unflatten(-1, (-1, format.block_of(x.shape[-1])))
     if format.has_zero_points:
@@ -560,8 +586,8 @@ def quantize(
         scale = to_blocked(scale if scale.ndim > 1 else scale.unsqueeze(0))
     data = data.view(getattr(torch, format.element.quantized_dtype))
     if format == NVFP4:
-        return NVFP4Tensor(data, scale, g, tuple(x.shape), scale_layout)
-    return BlockScaledTensor(data, scale, g, tuple(x.shape), scale_layout, format=format)
+        return NVFP4Tensor(data, scale, factor, tuple(x.shape), scale_layout)
+    return BlockScaledTensor(data, scale, factor, tuple(x.shape), scale_layout, format=format)
 
 
 def _quantize_each(
@@ -587,6 +613,7 @@ def quantize_groups(
     scale: torch.Tensor,
     format: BlockFormat = NVFP4,
     scale_rounding: ScaleRounding = "up",
+    found: torch.Tensor | None = None,
 ) -> None:
     """Quantizes groups of rows into a ragged operand, in which every group's scales begin a row of atoms.
 
@@ -598,15 +625,19 @@ def quantize_groups(
         data: uint8 [rows, bytes of K], written.
         scale: uint8 [rows of atoms, atoms of K, 32, 4, 4], written, padding included.
         format, scale_rounding: see :func:`quantize`.
+        found: float32 [rows], written: the global scale of every row. Without ``factors``.
     """
     start = atom = 0
     for group, stop in enumerate(ends):
         if stop > start:
-            factor = None if factors is None else factors[group if len(factors) > 1 else 0]
+            factor: Any = None if factors is None else factors[group if len(factors) > 1 else 0]
+            factor = PER_ROW if found is not None else factor
             rows = rows_of(group, start, stop)
             result = quantize(rows, format=format, global_scale=factor, scale_rounding=scale_rounding)
             data[start:stop] = result.data.view(torch.uint8)
             scale[atom : atom + len(result.scale)] = result.scale.view(torch.uint8)
+            if found is not None:
+                found[start:stop] = result.global_scale
             atom += len(result.scale)
         start = stop
 
@@ -632,7 +663,8 @@ def dequantize(t: BlockScaledTensor, dtype: torch.dtype = torch.float32) -> torc
     expanded = decode_blocks(data, scale, format, compute)
     if t.global_scale is not None:
         factor = t.global_scale.to(compute)
-        expanded = expanded * (factor[..., None, None] if factor.ndim else factor)
+        dims = 0 if not factor.ndim else 1 if t.has_row_scales else 2
+        expanded = expanded * factor[(..., *(None,) * dims)]
     return expanded.to(dtype)
 
 

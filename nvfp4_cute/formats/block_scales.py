@@ -47,7 +47,7 @@ def scale_codes(
     Args:
         amax: float32, not negative.
         format: the format, which says the type of the scales.
-        global_scale: float32 without dimensions, or None.
+        global_scale: float32 without dimensions, or one that broadcasts over ``amax``; or None.
         rounding: rounding of ue8m0 scales.
 
     Returns:

@@ -40,7 +40,7 @@ def choose(
 
     Args:
         blocks: float32 [..., 16]. quotient: float32 [...], amax / 6 / g.
-        g: float32, the global scale without dimensions, or None.
+        g: float32, the global scale without dimensions, or one that broadcasts over ``quotient``; or None.
 
     Returns:
         uint8 codes of elements [..., 16], and of scales [...].
@@ -62,7 +62,7 @@ def _candidate(
     inverse = inverse.masked_fill(divisor == 0, 0.0)[..., None]
     codes = encode_e2m1(x * inverse)
     small = decode_e2m1(codes) * scale[..., None] * (1 / HALF_FACTOR)
-    e = fma(small, (g * HALF_FACTOR).expand_as(x), -x).unflatten(-1, (-1, CHAIN))
+    e = fma(small, (g * HALF_FACTOR)[..., None].expand_as(x), -x).unflatten(-1, (-1, CHAIN))
     sums = e[..., 0] * e[..., 0]
     for i in range(1, CHAIN):
         sums = fma(e[..., i], e[..., i], sums)

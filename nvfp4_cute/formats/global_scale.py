@@ -11,9 +11,11 @@ from nvfp4_cute.formats.codecs import FLOAT32_MIN_NORMAL
 
 # |x| <= GLOBAL_SCALE_DIVISOR * global_scale is representable: largest element times largest block scale.
 GLOBAL_SCALE_DIVISOR = NVFP4.global_scale_divisor
+# The word for a global scale of every row.
+PER_ROW = "per_row"
 # Accepted kinds of values, for messages.
 KINDS = {
-    "global_scale": 'a number, a tensor, "auto", "per_batch" or None',
+    "global_scale": 'a number, a tensor, "auto", "per_batch", "per_row" or None',
     "global_scale_inv": "a number, a tensor or None",
 }
 
@@ -27,13 +29,15 @@ def check_has_global_scale(format: BlockFormat, *given: Any) -> None:
 def resolve_global_scale(
     values: torch.Tensor, given: Any, inverse: Any, format: BlockFormat = NVFP4
 ) -> torch.Tensor | None:
-    """Returns the global scale as a float32 tensor on the device of ``values``, without dimensions or [batches...], or None.
+    """Returns the global scale as a float32 tensor on the device of ``values``, or None.
+
+    It has no dimensions, is [batches...], or for "per_row" [batches..., M].
 
     Args:
-        values: values to quantize, float [batches..., M, K]; only "auto" and "per_batch" read them.
+        values: values to quantize, float [batches..., M, K]; only words read them.
         given: ``global_scale`` of :func:`quantize`.
         inverse: ``global_scale_inv`` of :func:`quantize`.
-        format: format of the quantized values, for "auto" and "per_batch".
+        format: format of the quantized values, for words.
 
     Raises:
         ValueError: both are given, one is not positive and normal, or there is neither one number nor one per batch.
@@ -47,23 +51,24 @@ def resolve_global_scale(
     if given is None:
         return None
     if isinstance(given, str):
-        if given not in ("auto", "per_batch"):
+        if given not in ("auto", "per_batch", PER_ROW):
             raise ValueError(f"global_scale={given!r} is not {KINDS['global_scale']}")
-        is_each = given == "per_batch" and values.ndim > 2
-        return _auto_global_scale(values, is_each, format.global_scale_divisor)
+        dims: tuple[int, ...] | None = (-2, -1) if given == "per_batch" and values.ndim > 2 else None
+        dims = (-1,) if given == PER_ROW else dims
+        return _auto_global_scale(values, dims, format.global_scale_divisor)
     return check_factor(_numbers(given, "global_scale", values), "global_scale")
 
 
-def _auto_global_scale(values: torch.Tensor, each: bool, divisor: float) -> torch.Tensor:
-    """Computes the finite amax / ``divisor`` of all values or of ``each`` batch; 1 where the amax is 0.
+def _auto_global_scale(values: torch.Tensor, dims: tuple[int, ...] | None, divisor: float) -> torch.Tensor:
+    """Computes the finite amax / ``divisor`` over ``dims``, or over all values; 1 where the amax is 0.
 
     Uses as few launches as torch allows, because each of them costs time on the host.
     """
     if not values.numel():
-        return torch.ones(values.shape[:-2] if each else (), dtype=torch.float32, device=values.device)
+        shape = () if dims is None else values.shape[: -len(dims)]
+        return torch.ones(shape, dtype=torch.float32, device=values.device)
     values = values.float() if values.dtype == torch.float64 else values
     finite = torch.nan_to_num(values, nan=0.0, posinf=0.0, neginf=0.0)
-    dims = (-2, -1) if each else None
     amax = torch.linalg.vector_norm(finite, ord=math.inf, dim=dims, dtype=torch.float32)
     divisors = torch.full((), divisor, dtype=torch.float32, device=values.device)
     scale = torch.threshold_(amax, 0.0, divisor).div_(divisors)

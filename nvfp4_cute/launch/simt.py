@@ -15,13 +15,14 @@ from nvfp4_cute.compile.simt_keys import (
     GemvKey,
     GlobalScaleKey,
     QuantizeKey,
+    QuantizeScaledRowsKey,
     W4A16Key,
 )
 from nvfp4_cute.errors import UnsupportedProblem
 from nvfp4_cute.formats import block_scaled
 from nvfp4_cute.formats.block_format import NVFP4, UE8M0, BlockFormat
 from nvfp4_cute.formats.block_scaled import BlockScaledTensor
-from nvfp4_cute.formats.global_scale import resolve_global_scale
+from nvfp4_cute.formats.global_scale import PER_ROW, resolve_global_scale
 from nvfp4_cute.formats.silu import silu_mul
 from nvfp4_cute.gpus.targets import Gpu
 from nvfp4_cute.launch.table_task import Addresses, TableTask
@@ -361,6 +362,10 @@ class QuantizeTask(TableTask):
 
     def reference(self) -> None:
         """Calls ``formats.quantize``, per group if there are groups (reading ``offs`` waits for a GPU)."""
+        self._quantize(self.operands.global_scale)
+
+    def _quantize(self, given: torch.Tensor | None, found: torch.Tensor | None = None) -> None:
+        """Quantizes with a ``given`` global scale, or writes that of every row to ``found``."""
         q = self.operands
         data, scale = q.data.view(torch.uint8), q.scale.view(torch.uint8)
         values = q.x if q.up is None else silu_mul(q.x, q.up)
@@ -368,18 +373,21 @@ class QuantizeTask(TableTask):
             result = block_scaled.quantize(
                 values,
                 format=q.format,
-                global_scale=q.global_scale,
+                global_scale=given if found is None else PER_ROW,
                 scale_layout=q.scale_layout,
                 scale_rounding=q.scale_rounding,
             )
             data.view(-1).copy_(result.data.view(torch.uint8).view(-1))
             scale.view(-1).copy_(result.scale.view(torch.uint8).view(-1))
+            if found is not None and result.global_scale is not None:
+                found.view(-1).copy_(result.global_scale.view(-1))
             return
         scale.zero_()
         rows_of = lambda _, start, stop: values[0, start:stop]
         ends = [min(max(end, 0), len(values[0])) for end in q.offs.tolist()]  # clipped to the existing rows
         options = (q.format, q.scale_rounding)
-        block_scaled.quantize_groups(ends, rows_of, q.global_scale, data, scale, *options)
+        rows = None if found is None else found.view(-1)
+        block_scaled.quantize_groups(ends, rows_of, given, data, scale, *options, found=rows)
 
 
 @dataclass(frozen=True, eq=False)
@@ -421,6 +429,30 @@ class FindAndQuantizeTask(QuantizeTask):
         q = self.operands
         store_global_scale(q.x, q.global_scale, self.times, self.products, q.format)
         super().reference()
+
+
+class QuantizeScaledRowsTask(QuantizeTask):
+    """Quantizes one matrix, or groups of rows, to NVFP4, and computes the global scale of every row, in one launch.
+
+    ``operands.global_scale`` is float32 [batches * rows], written.
+    """
+
+    written = ("data", "scale", "global_scale")
+
+    def key(self, gpu: Gpu) -> QuantizeScaledRowsKey:  # type: ignore[override]
+        """Returns the kernel's key."""
+        q = self.operands
+        inputs = (q.x.dtype, q.offs is not None, q.scale_layout == "blocked", q.up is not None)
+        return QuantizeScaledRowsKey(gpu.arch, *inputs, q.format)
+
+    def addresses(self) -> Addresses:
+        """Addresses for ``launch_table.Quantize``, the global scales last."""
+        named = dict(super().addresses())
+        return named | {"global_scale": named.pop("global_scale")}
+
+    def reference(self) -> None:
+        """Calls ``formats.quantize``, per group if there are groups."""
+        self._quantize(None, self.operands.global_scale)
 
 
 @dataclass(frozen=True, eq=False)

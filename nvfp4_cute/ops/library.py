@@ -251,6 +251,38 @@ def _(x, offs, format, up, global_scale, scale_rounding, backend):
     return _new_quantized(x, record, record.ragged_scale_shape(rows, k, offs.shape[0]))
 
 
+@custom_op("nvfp4_cute::quantize_scaled_rows", mutates_args=())
+def quantize_scaled_rows(
+    x: torch.Tensor,
+    up: torch.Tensor | None,
+    offs: torch.Tensor | None,
+    scale_layout: str,
+    format: str,
+    backend: str,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Runs ``nvfp4_cute.quantize``, or ``grouped_quantize`` with ``offs``; returns data, scales, and global scales of rows."""
+    from nvfp4_cute.ops.quantize import grouped_quantize
+    from nvfp4_cute.ops.quantize import quantize as eager
+
+    run: Operation = eager if offs is None else grouped_quantize
+    how: dict[str, Any] = {"scale_layout": scale_layout} if offs is None else {"offs": offs}
+    made = run(x, format=format_named(format), up=up, global_scale="per_row", backend=backend, **how)
+    return made.data, made.scale, made.global_scale
+
+
+@quantize_scaled_rows.register_fake
+def _(x, up, offs, scale_layout, format, backend):
+    from nvfp4_cute.formats.block_scaled import stored_scale_shape
+
+    record = format_named(format)
+    if offs is None:
+        shape = stored_scale_shape(record, tuple(x.shape), scale_layout)
+    else:
+        shape = record.ragged_scale_shape(*x.shape, offs.shape[0])
+    rows = x.shape[:-1] if offs is None else (x.shape[0], 1)
+    return *_new_quantized(x, record, shape), x.new_empty(rows, dtype=torch.float32)
+
+
 @custom_op("nvfp4_cute::gemm_chain", mutates_args=())
 def gemm_chain(
     a: torch.Tensor,
@@ -277,5 +309,5 @@ def _(a, b, a_scale, b_scale, alpha, out_global_scale, backend):
     return data, a.new_empty(NVFP4.scale_shape(rows, n), dtype=torch.float8_e4m3fn)
 
 
-for _op in (quantize, grouped_quantize, gemm_chain):
+for _op in (quantize, grouped_quantize, quantize_scaled_rows, gemm_chain):
     _op.register_autograd(refuse_backward)

@@ -1,5 +1,6 @@
 """``quantize`` and ``grouped_quantize``: 16-bit floats, or silu(x) * up, to blocks of a format in one pass."""
 
+from dataclasses import replace
 from typing import Any, Literal, cast, overload
 
 import torch
@@ -11,9 +12,9 @@ from nvfp4_cute.formats import block_scaled
 from nvfp4_cute.formats.block_format import NVFP4, BlockFormat, as_format
 from nvfp4_cute.formats.block_scaled import BlockScaledTensor, NVFP4Tensor, ScaleLayout, check_is_tensor
 from nvfp4_cute.formats.block_scales import Method, ScaleRounding, check_scale_rounding, with_method
-from nvfp4_cute.formats.global_scale import check_has_global_scale, resolve_global_scale
+from nvfp4_cute.formats.global_scale import PER_ROW, check_has_global_scale, resolve_global_scale
 from nvfp4_cute.formats.silu import silu_mul
-from nvfp4_cute.launch.simt import FindAndQuantizeTask, QuantizeTask
+from nvfp4_cute.launch.simt import FindAndQuantizeTask, QuantizeScaledRowsTask, QuantizeTask
 from nvfp4_cute.operands import quantization, rules
 from nvfp4_cute.operands.group_sizes import remember_ends
 from nvfp4_cute.operands.quantization import KERNEL_DTYPES, KERNEL_FORMATS
@@ -27,7 +28,7 @@ def quantize(
     x: torch.Tensor,
     *,
     up: torch.Tensor | None = None,
-    global_scale: float | torch.Tensor | Literal["auto", "per_batch"] | None = None,
+    global_scale: float | torch.Tensor | Literal["auto", "per_batch", "per_row"] | None = None,
     global_scale_inv: float | torch.Tensor | None = None,
     scale_layout: ScaleLayout | None = None,
     method: Method = "amax",
@@ -41,7 +42,7 @@ def quantize(
     *,
     format: BlockFormat | str,
     up: torch.Tensor | None = None,
-    global_scale: float | torch.Tensor | Literal["auto", "per_batch"] | None = None,
+    global_scale: float | torch.Tensor | Literal["auto", "per_batch", "per_row"] | None = None,
     global_scale_inv: float | torch.Tensor | None = None,
     scale_layout: ScaleLayout | None = None,
     scale_rounding: ScaleRounding = "up",
@@ -55,7 +56,7 @@ def quantize(
     *,
     format: BlockFormat | str = NVFP4,
     up: torch.Tensor | None = None,
-    global_scale: float | torch.Tensor | Literal["auto", "per_batch"] | None = None,
+    global_scale: float | torch.Tensor | Literal["auto", "per_batch", "per_row"] | None = None,
     global_scale_inv: float | torch.Tensor | None = None,
     scale_layout: ScaleLayout | None = None,
     scale_rounding: ScaleRounding = "up",
@@ -86,7 +87,8 @@ def quantize(
         global_scale: the factor by which dequantizing multiplies, amax / 2688; only NVFP4 has one. A number, a tensor with one
             element, None, or "auto" (computed: for a small 16-bit matrix in the same launch, otherwise in launches before it).
             For [batches..., M, K], such as the weights of all experts, also one per batch: a tensor or list [batches...], or
-            "per_batch" (computed).
+            "per_batch" (computed). "per_row": that of every row, [..., M], found in the launch that quantizes; rows are then
+            independent of each other, and nothing needs calibration. Products multiply their results by it.
         global_scale_inv: the inverse, for callers with that convention.
         scale_layout: "blocked" ([batches..., rm, rk, 32, 4, 4]) or "rowmajor" ([..., K / block]); None for the format's own.
         scale_rounding: rounds scales that are powers of two "up" or "down" (``formats.block_scales.scale_codes``).
@@ -126,6 +128,10 @@ def quantize(
                 scale_layout=layout,
                 scale_rounding=scale_rounding,
             )
+    if global_scale_inv is None and is_per_row(global_scale) and x.ndim > 1:
+        inputs, settings = ([x] if up is None else [x, up]), ("quantize_rows", up is None, layout, format)
+        outs = call(backend, settings, inputs, [], _check_rows, x, up, layout, format)
+        return block_scaled_tensor(*outs, tuple(x.shape), layout, format)
     if up is None and global_scale_inv is None and _is_one_for_all(x, global_scale):
         return find_and_quantize(x, scale_layout=layout, format=format, backend=backend)[0]
     factor = quantization.global_scale_of(x, up, global_scale, global_scale_inv, format)
@@ -181,7 +187,7 @@ def grouped_quantize(
     *,
     format: BlockFormat | str = NVFP4,
     up: torch.Tensor | None = None,
-    global_scale: torch.Tensor | None = None,
+    global_scale: torch.Tensor | Literal["per_row"] | None = None,
     scale_rounding: ScaleRounding = "up",
     method: Method = "amax",
     backend: str = "auto",
@@ -199,7 +205,7 @@ def grouped_quantize(
             GPU they are undefined behavior, which :class:`nvfp4_cute.debug` checks for.
         format: NVFP4, MXFP4, MXFP8_E4M3 or MXFP8_E5M2, as a record or by name, such as "mxfp4".
         up: of the dtype and shape of ``x``; quantizes ``silu(x) * up``, as in :func:`quantize`.
-        global_scale: float32 [G] on the device, one per group, or None.
+        global_scale: float32 [G] on the device, one per group; "per_row" (found, [rows, 1]); or None.
         scale_rounding, method, backend: see :func:`quantize`.
 
     Returns:
@@ -212,6 +218,8 @@ def grouped_quantize(
         UnsupportedTarget: the GPU has no kernel.
     """
     format = with_method(as_format("format", format), method)
+    if isinstance(global_scale, str):
+        return _with_scaled_rows(x, offs, format, up, global_scale, backend)
     data, scale = grouped_quantize_parts(
         x,
         offs,
@@ -222,6 +230,20 @@ def grouped_quantize(
         backend=backend,
     )
     return block_scaled_tensor(data, scale, global_scale, tuple(x.shape), "ragged", format)
+
+
+def _with_scaled_rows(x, offs, format: BlockFormat, up, word: str, backend: str) -> BlockScaledTensor:
+    """Quantizes groups of rows with a global scale of every row."""
+    rules.check_choice("global_scale", word, (PER_ROW,))
+    check_has_global_scale(format, word)
+    if private_api.is_traced():
+        made = torch.ops.nvfp4_cute.quantize_scaled_rows(x, up, offs, "blocked", format.name, backend)
+    else:
+        inputs = [t for t in (x, up, offs) if t is not None]
+        settings = ("grouped_quantize_rows", up is None, format)
+        made = call(backend, settings, inputs, [], _check_groups_of_rows, x, offs, up, format)
+        remember_ends(made[1], offs)
+    return block_scaled_tensor(*made, tuple(x.shape), "ragged", format)
 
 
 def grouped_quantize_parts(
@@ -247,10 +269,17 @@ def grouped_quantize_parts(
     return data, scale
 
 
+def is_per_row(global_scale: Any) -> bool:
+    """Returns whether ``global_scale`` is the word for one of every row."""
+    return isinstance(global_scale, str) and global_scale == PER_ROW
+
+
 def _is_one_for_all(x: torch.Tensor, global_scale: Any) -> bool:
     """Returns whether one global scale has to be computed for all of ``x``."""
     return isinstance(global_scale, str) and (
-        global_scale == "auto" or (global_scale == "per_batch" and x.ndim < 3)
+        global_scale == "auto"
+        or (global_scale == "per_batch" and x.ndim < 3)
+        or (is_per_row(global_scale) and x.ndim < 2)
     )
 
 
@@ -276,6 +305,13 @@ def _check(x, up, factor, scale_layout, format, scale_rounding) -> tuple[Quantiz
     return QuantizeTask(operands), [operands.data, operands.scale]
 
 
+def _check_rows(x, up, scale_layout, format) -> tuple[QuantizeTask, list[torch.Tensor]]:
+    """Returns the task of ``quantize`` with a global scale per row, and the tensors that it writes."""
+    found = torch.empty(x.shape[:-1], dtype=torch.float32, device=x.device)
+    operands = quantization.check_quantize(x, up, found, scale_layout, format)
+    return QuantizeScaledRowsTask(operands), [operands.data, operands.scale, found]
+
+
 def _check_found(x, times, scale_layout, format) -> tuple[FindAndQuantizeTask, list[torch.Tensor]]:
     """Returns the task of ``find_and_quantize`` and the tensors that it writes."""
     rules.check_memory(**{f"times[{i}]": factor for i, factor in enumerate(times)})
@@ -293,10 +329,20 @@ def _check_groups(
     return QuantizeTask(operands), [operands.data, operands.scale]
 
 
+def _check_groups_of_rows(x, offs, up, format) -> tuple[QuantizeTask, list[torch.Tensor]]:
+    """Returns the task of ``grouped_quantize`` with a global scale per row, and the tensors that it writes."""
+    q = quantization.check_grouped_quantize(x, offs, up, None, format)
+    found = torch.empty((len(x), 1), dtype=torch.float32, device=x.device)
+    return QuantizeScaledRowsTask(replace(q, global_scale=found)), [q.data, q.scale, found]
+
+
 def _traced(
     x, format, up, global_scale, global_scale_inv, scale_layout, scale_rounding, backend
 ) -> BlockScaledTensor:
     check_has_global_scale(format, global_scale, global_scale_inv)
+    if is_per_row(global_scale) and global_scale_inv is None and x.ndim > 1:
+        parts = torch.ops.nvfp4_cute.quantize_scaled_rows(x, up, None, scale_layout, format.name, backend)
+        return block_scaled.quantized_tensor(*parts, tuple(x.shape), format, scale_layout)
     is_auto = isinstance(global_scale, str)
     values = silu_mul(x, up) if is_auto and up is not None else x
     factor = resolve_global_scale(values, global_scale, global_scale_inv, format)

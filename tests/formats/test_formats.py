@@ -3,6 +3,7 @@
 Nothing here takes a table, a boundary or an offset from the code under test.
 """
 
+import itertools
 import math
 from bisect import bisect_right
 from fractions import Fraction
@@ -16,7 +17,7 @@ from hypothesis.extra import numpy as hnp
 from oracle import assert_bitwise_equal
 
 from nvfp4_cute.formats import codecs
-from nvfp4_cute.formats.block_scaled import NVFP4Tensor, dequantize, quantize
+from nvfp4_cute.formats.block_scaled import BlockScaledTensor, NVFP4Tensor, dequantize, quantize
 from nvfp4_cute.formats.codecs import (
     decode_e2m1,
     decode_e4m3,
@@ -575,6 +576,23 @@ def test_auto_global_scale():
     assert auto(0.0) == auto(math.nan) == 1.0
     assert auto(1e-40) == 2.0**-126
     assert quantize(torch.empty(0, 16), global_scale="auto").global_scale.item() == 1.0
+
+
+@pytest.mark.parametrize("method", ["amax", "four_over_six"])
+def test_the_global_scale_of_every_row_is_auto_of_that_row(method):
+    x = torch.randn(2, 5, 64) * torch.logspace(-3, 3, 5)[:, None]
+    x[0, 1], x[1, 2, 3], x[1, 3, 4] = 0, math.inf, math.nan
+    q = quantize(x, global_scale="per_row", method=method)
+    assert q.has_row_scales and q[1].has_row_scales and q[:, :3].global_scale.shape == (2, 3)
+    for batch, row in itertools.product(range(2), range(5)):
+        own = quantize(x[batch, row : row + 1], global_scale="auto", method=method)
+        one = q[batch].with_scale_layout("rowmajor")[row : row + 1]
+        assert_bitwise_equal(one.data, own.data)
+        assert_bitwise_equal(one.global_scale, own.global_scale.view(1))
+        assert_bitwise_equal(one.dequantize(), own.dequantize())
+    assert BlockScaledTensor.from_parts(q[0].data, q[0].scale, q[0].global_scale[:5]).has_row_scales
+    with pytest.raises(ValueError, match="has shape"):
+        BlockScaledTensor.from_parts(q.data, q.scale, q.global_scale[:, :4])
 
 
 def test_auto_uses_the_largest_scale_and_value():

@@ -12,6 +12,7 @@ from oracle import assert_bitwise_equal, bits
 from quantize_inputs import assert_same, hostile, spread
 
 from nvfp4_cute import UnsupportedProblem, quantize
+from nvfp4_cute import grouped_quantize as quantize_groups
 from nvfp4_cute.backends.emulator import observe
 from nvfp4_cute.compile.cache import get_kernel
 from nvfp4_cute.compile.simt_keys import QuantizeKey
@@ -50,7 +51,7 @@ def test_few_values_have_a_kernel_of_their_own():
     check(spread((3, k), torch.bfloat16), "emulator:GB10")
 
 
-GLOBAL_SCALES = (None, "auto", 1.0, 0.37, 3e-38, 1.17549435e-38, 7e37, LARGEST)
+GLOBAL_SCALES = (None, "auto", "per_row", 1.0, 0.37, 3e-38, 1.17549435e-38, 7e37, LARGEST)
 
 
 @pytest.mark.sampled(5)
@@ -106,6 +107,28 @@ def test_a_global_scale_for_each_batch(backend, shape, global_scale):
             own = {name: value[index] if name == "up" else value for name, value in options.items()}
             assert_same(got[index], quantize(x[index], global_scale=given, **own))
         assert_bitwise_equal(got.dequantize(), quantize(x, global_scale=global_scale, **options).dequantize())
+
+
+@pytest.mark.sampled(1)
+@TWO_KINDS
+@pytest.mark.parametrize("method", ["amax", "four_over_six"])
+@pytest.mark.parametrize("options", [{}, {"scale_layout": "rowmajor"}, {"up": True}], ids=str)
+def test_a_global_scale_for_each_row(backend, method, options):
+    x = spread((2, 3, 80), torch.bfloat16) * torch.tensor([1.0, 9.0, 0.1])[:, None].bfloat16()
+    own = {"up": x.flip(0)} if "up" in options else options
+    with observe(check=True) as observer:
+        got = quantize(x, backend=backend, global_scale="per_row", method=method, **own)
+    assert len(observer.stats) == 1
+    assert_same(got, quantize(x, backend="reference", global_scale="per_row", method=method, **own))
+    rows, offs = x.flatten(0, 1), torch.tensor([1, 1, 5], dtype=torch.int32)
+    got, want = (
+        quantize_groups(rows, offs, global_scale="per_row", method=method, backend=b)
+        for b in (backend, "reference")
+    )
+    assert_bitwise_equal(got.scale, want.scale)
+    for part in ("data", "global_scale"):  # the last row belongs to no group
+        assert_bitwise_equal(getattr(got, part)[:5], getattr(want, part)[:5])
+    assert got.has_row_scales
 
 
 @pytest.mark.sampled(1)
