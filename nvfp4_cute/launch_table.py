@@ -70,6 +70,7 @@ class Group(IntEnum):
     GROUP_IDX = 23  # index of the group in the caller's lists and among the alphas
     OUT_SCALE = 24  # first scale block of an NVFP4 output
     SFB_BATCH_BLOCKS = 25  # 128-row blocks of scales between batches of every b
+    ROW_SCALE = 26  # fp32, one factor per row of a; unused if the kernel has none
 
 
 NUM_COLUMNS = len(Group)

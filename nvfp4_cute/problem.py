@@ -83,6 +83,7 @@ class GroupedProblem:
         early_weights: whether the previous launch wrote neither the groups' sizes nor any ``b``.
         a_format, b_format: formats of A and of every ``b``.
         bias_dtype: dtype of the bias added to every column of C; None without a bias.
+        has_row_scales: whether rows of A have a global scale each, a factor of their results.
         batch_invariant: whether sums over K have one order for any number of rows. Default: what the call asks for
             (``batch_invariance``).
         is_dense: whether the problem is a product of ``gemm``, all of whose rows meet the same weights.
@@ -101,6 +102,7 @@ class GroupedProblem:
     a_format: BlockFormat = block_format.NVFP4
     b_format: BlockFormat = block_format.NVFP4
     bias_dtype: torch.dtype | None = None
+    has_row_scales: bool = field(default=False, repr=False)
     batch_invariant: bool = field(default_factory=is_batch_invariant, repr=False)
     is_dense: bool = field(default=False, repr=False)
 
@@ -108,6 +110,11 @@ class GroupedProblem:
     def out_format(self) -> BlockFormat | None:
         """Format of quantized results; None for other results."""
         return result_format(self.out_dtype)
+
+    @property
+    def num_more_addresses(self) -> int:
+        """Addresses per group besides those of operands and results: of scales of results, and of global scales of rows."""
+        return (self.out_format is not None) + self.has_row_scales
 
     @property
     def gate(self) -> "Gate | None":

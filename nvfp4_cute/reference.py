@@ -40,6 +40,7 @@ def grouped_gemm_reference(
     out_dtype: torch.dtype = torch.bfloat16,
     *,
     bias: torch.Tensor | None = None,
+    row_scale: Sequence[torch.Tensor] | None = None,
     scale_layout: ScaleLayout = "blocked",
     a_format: BlockFormat = NVFP4,
     b_format: BlockFormat = NVFP4,
@@ -47,7 +48,8 @@ def grouped_gemm_reference(
     """Computes ``out[g] = alpha[g] * (a[g] * a_scale[g]) @ (b[g] * b_scale[g])^T + bias`` for every group ``g``, in list form.
 
     The roundings, each to nearest even, are these, in this order: the sum over K, computed in float64, is rounded to float32;
-    ``alpha`` multiplies in float32; ``bias`` is added in float32; the result is rounded to ``out_dtype``. A sum of zeros is +0.
+    ``alpha`` multiplies in float32; ``row_scale`` of the row multiplies in float32; ``bias`` is added in float32; the result is
+    rounded to ``out_dtype``. A sum of zeros is +0.
     For NVFP4, the float64 sum is exact, and so independent of its order, while the magnitudes of the products add up to less
     than 2^33, because they are multiples of 2^-20. With ``out_dtype=torch.float64`` nothing is rounded to float32; use it to
     measure errors.
@@ -68,6 +70,7 @@ def grouped_gemm_reference(
         b_scale: scales of ``b`` in the same layout.
         alpha: one factor per group: numbers, or a float32 tensor ``[G]``. None skips the multiplication.
         bias: ``[N]`` for every group; all groups then have the same N. None adds nothing.
+        row_scale: the global scale of every row of ``a``, float32 ``[M_g]`` per group. None skips the multiplication.
         out_dtype: float16, bfloat16, float32 or float64; for INT8 also int32.
         scale_layout: layout of both scales, in formats with blocked ones; others have rows.
         a_format, b_format: formats of ``a`` and ``b``; any two records.
@@ -96,16 +99,23 @@ def grouped_gemm_reference(
         else:
             acc = _accumulate(*operands, scale_layout, a_format, b_format).to(acc_dtype)
         factor = None if alpha is None else alpha[group_idx]
-        outputs.append(_finished(acc, factor, bias, out_dtype))
+        of_rows = None if row_scale is None else row_scale[group_idx]
+        outputs.append(_finished(acc, factor, bias, out_dtype, of_rows))
     return outputs
 
 
 def _finished(
-    acc: torch.Tensor, alpha: float | torch.Tensor | None, bias: torch.Tensor | None, out_dtype: torch.dtype
+    acc: torch.Tensor,
+    alpha: float | torch.Tensor | None,
+    bias: torch.Tensor | None,
+    out_dtype: torch.dtype,
+    row_scale: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Multiplies sums [M, N] by a factor and adds a bias [N], each in the dtype of the sums; then rounds."""
+    """Multiplies sums [M, N] by a factor and by those of rows [M], and adds a bias [N], in the dtype of the sums; then rounds."""
     if alpha is not None:
         acc = acc * torch.as_tensor(alpha, dtype=torch.float32, device=acc.device).to(acc.dtype)
+    if row_scale is not None:
+        acc = acc * row_scale.to(acc.dtype)[:, None]
     if bias is not None:
         acc = acc + bias.to(acc.dtype)
     return acc.to(out_dtype)
@@ -127,6 +137,7 @@ def grouped_dual_gemm_reference(
     weight_layout: Literal[
         "separate", "concatenated", "interleaved_64_up_first", "interleaved_32_gate_first"
     ] = "separate",
+    row_scale: Sequence[torch.Tensor] | None = None,
     scale_layout: ScaleLayout = "blocked",
     a_format: BlockFormat = NVFP4,
     b_format: BlockFormat = NVFP4,
@@ -151,6 +162,7 @@ def grouped_dual_gemm_reference(
         weight_layout: "separate", or the order in which ``b1`` [2 N, K/2] holds the rows of both products (the gate's are the
             first product's); ``b2`` and ``b2_scale`` are then None. "concatenated": gate, then up. "interleaved_64_up_first":
             64 rows of up, 64 of the gate and so on. "interleaved_32_gate_first": 32 of the gate, 32 of up and so on.
+        row_scale: as for :func:`grouped_gemm_reference`; both products are multiplied.
         scale_layout: layout of all scales.
         a_format: format of ``a``.
         b_format: format of both weights.
@@ -171,7 +183,7 @@ def grouped_dual_gemm_reference(
         products = [gate for gate, _ in separated], [up for _, up in separated]
     gates, ups = (
         grouped_gemm_reference(
-            a, [b for b, _ in product], a_scale, [s for _, s in product], alpha, torch.float64,
+            a, [b for b, _ in product], a_scale, [s for _, s in product], alpha, torch.float64, row_scale=row_scale,
             scale_layout=scale_layout, a_format=a_format, b_format=b_format,
         )
         for product, alpha in zip(products, (alpha1, alpha2), strict=True)

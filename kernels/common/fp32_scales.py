@@ -14,39 +14,15 @@ from cutlass._mlir.dialects import llvm
 from nvfp4_cute.formats.block_format import FP8_128x128
 
 from . import ptx
-from .group_table import WorkTile, ceil_div, select_slot
-from .launch_args import OperandView
+from .group_table import WorkTile, ceil_div
+from .row_scales import SCALE_BYTES, Scales
 from .select import select
 from .sides import TileSide
 from .versions import inline_ptx
 from .warp_schedule import WARP_SIZE
 
-SCALE_BYTES = FP8_128x128.scale.bits // 8
 # Products per lane and eight tokens: two rows of weights times two neighbouring tokens.
 STEP_VALUES = 4
-
-
-@dataclass(frozen=True)
-class Scales:
-    """Float32 scales of one operand in global memory, one row of scales per row or block, one scale per K tile.
-
-    Attributes:
-        addresses: address of the first scale, one per slot or one for all groups.
-        batch_rows: rows of scales per batch.
-    """
-
-    addresses: list
-    batch_rows: Int32
-
-    @classmethod
-    def of(cls, views: list[OperandView]) -> "Scales":
-        """Reads the scales of an operand from the views of the launch table."""
-        return cls([view.scale for view in views], views[0].sf_batch_blocks)
-
-    def row(self, slot: Int32, batch: Int32 | int, row: Int32, k_tiles: Int32) -> Int64:
-        """Returns the address of a row's first scale."""
-        index = Int64(batch * self.batch_rows + row) * k_tiles
-        return select_slot(self.addresses, slot) + index * SCALE_BYTES
 
 
 @dataclass(frozen=True)

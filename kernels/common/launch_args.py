@@ -12,6 +12,7 @@ from .bias import bias_pointer
 from .device_groups import DeviceGroups
 from .group_table import GroupTable
 from .output_table import OutputTable, ScaleTable
+from .row_scales import Scales
 
 
 @dataclass(frozen=True)
@@ -83,6 +84,7 @@ def read_outputs(
     is_quantized: bool = False,
     has_limit: bool = False,
     bias_dtype: type | None = None,
+    has_row_scales: bool = False,
 ) -> OutputTable:
     """Returns the destination of the results.
 
@@ -92,6 +94,7 @@ def read_outputs(
         is_quantized: whether results have scales.
         has_limit: whether a dual GEMM's products are clamped.
         bias_dtype: dtype of the bias; None without one.
+        has_row_scales: whether rows of ``a`` have a global scale each.
     """
     columns = (Header.ALPHA, Header.ALPHA2)[:num_alphas]
     return OutputTable(
@@ -113,6 +116,9 @@ def read_outputs(
         else None,
         limit=Int32(values[Header.LIMIT, 0]) if has_limit else None,
         bias=None if bias_dtype is None else bias_pointer(values[Header.BIAS, 0], bias_dtype),
+        row_scales=Scales([values[Group.ROW_SCALE, row] for row in rows], Int32(values[Group.M, 1]))
+        if has_row_scales
+        else None,
     )
 
 

@@ -1,6 +1,7 @@
-"""Float32 row scales of INT8 operands (per token or output channel). They multiply integer sums, which are exact over all of K.
+"""Float32 scales of rows, which multiply the sums over all of K: of INT8 operands, and global scales of rows of NVFP4 ``a``.
 
-Roundings, in this order: the sum to float32, times the scale of ``b``, times the scale of ``a`` (see ``reference``).
+Roundings of INT8, in this order: the sum to float32, times the scale of ``b``, times the scale of ``a``, times alpha. Of NVFP4:
+the sum to float32, times alpha, times the scale of ``a`` (see ``reference``).
 """
 
 from dataclasses import dataclass
@@ -10,13 +11,42 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32, Int64
 
 from . import ptx
-from .fp32_scales import SCALE_BYTES, Scales
 from .global_access import KEEP, load_words
-from .group_table import WorkTile
-from .sides import TileSide
+from .group_table import WorkTile, select_slot
+from .sides import SideOrigin, TileSide
+
+SCALE_BYTES = 4
 
 # Neighbouring accumulators of a row: two columns. The next two belong to the row eight rows further.
 ROW_SUMS = 2
+
+
+@dataclass(frozen=True)
+class Scales:
+    """Float32 scales of one operand in global memory, one row of scales per row or block, one scale per K tile or one per row.
+
+    Attributes:
+        addresses: address of the first scale, one per slot or one for all groups.
+        batch_rows: rows of scales per batch.
+    """
+
+    addresses: list
+    batch_rows: Int32
+
+    @classmethod
+    def of(cls, views: list) -> "Scales":
+        """Reads the scales of an operand from the views of the launch table (``launch_args.OperandView``)."""
+        return cls([view.scale for view in views], views[0].sf_batch_blocks)
+
+    def row(self, slot: Int32, batch: Int32 | int, row: Int32, k_tiles: Int32) -> Int64:
+        """Returns the address of a row's first scale."""
+        index = Int64(batch * self.batch_rows + row) * k_tiles
+        return select_slot(self.addresses, slot) + index * SCALE_BYTES
+
+
+def rows_side(tile: WorkTile, first_row: Int32) -> TileSide:
+    """Returns the side of ``a`` of a tile whose first row of the group is ``first_row``."""
+    return TileSide(first_row, tile.m, SideOrigin(tile.a_row, tile.a_sf_block, tile.a_batch))
 
 
 def load_row_scales(scales: Scales, tile: WorkTile, side: TileSide, rows: list) -> list:

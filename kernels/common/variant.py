@@ -25,6 +25,7 @@ class GroupedGemmVariant:
         weight_layout: layout of a dual GEMM's weights: "separate", or a name that says how a single ``b`` holds the rows of both.
         has_limit: whether a dual GEMM's products are clamped before they are combined.
         bias_dtype: dtype of the bias of a single product; None without one.
+        has_row_scales: whether rows of ``a`` have a global scale each.
         early_weights: whether weights are loaded, and sizes on the device read, before the previous launch has ended. It must
             have written neither.
         chain: ``common.chain.Chain`` if every group's ``a`` is the result of the previous group; otherwise None. Passed in
@@ -48,6 +49,7 @@ class GroupedGemmVariant:
         weight_layout: str = "separate",
         has_limit: bool = False,
         bias_dtype: type | None = None,
+        has_row_scales: bool = False,
         early_weights: bool = False,
         chain: type | None = None,
     ):
@@ -64,5 +66,6 @@ class GroupedGemmVariant:
         self.weight_layout = weight_layout
         self.has_limit = has_limit
         self.bias_dtype = bias_dtype
+        self.has_row_scales = has_row_scales
         self.early_weights = early_weights
         self.chain = chain

@@ -155,7 +155,8 @@ def largest_of_cta(most: Uint32, tidx: Int32, threads: cutlass.Constexpr) -> Uin
 def scale_of_largest(most: Uint32, is_bf16: cutlass.Constexpr, divisor: cutlass.Constexpr) -> Float32:
     """Returns the global scale, from the bits of the largest magnitude."""
     amax = ptx.float_of(most << 16) if is_bf16 else ptx.unpack_f16x2(most)[0]
-    return select(most == 0, Float32(1.0), _normal_quotient(amax, divisor))
+    scale = _normal_quotient(amax, divisor)
+    return select(most == 0, Float32(1.0), scale)
 
 
 @cute.jit

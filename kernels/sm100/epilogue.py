@@ -20,7 +20,7 @@ from nvfp4_cute.planning.config import KernelConfig
 from ..common import ptx
 from ..common.activation import gate
 from ..common.encode import Encoding
-from ..common.group_table import ceil_div
+from ..common.group_table import WorkTile, ceil_div, select_slot
 from ..common.output_table import OutputTable, load_alphas
 from ..common.ptx import pack_16x2
 from ..common.quantized_output import (
@@ -33,6 +33,7 @@ from ..common.quantized_output import (
     store_quantized_run,
 )
 from ..common.ring import CONSUMER_PHASE, Ring, next_stage
+from ..common.row_scales import load_row_scales
 from ..common.sides import TileSide, mma_sides
 from ..common.transpose import transpose_in_warp
 from ..common.warp_schedule import WARP_SIZE
@@ -214,6 +215,9 @@ def run_epilogue(args: EpilogueArgs, first_tile: Int32, stride: Int32):
         scales = None
         if cutlass.const_expr(args.integers is not None):
             scales = args.integers.of_tile(tile, m_side, n_side, args.m_rank)
+        row_scales = None
+        if cutlass.const_expr(args.outputs.row_scales is not None):
+            row_scales = scales_of_slices(args, tile, n_side if config.swap_ab else m_side)
         bias = None
         if cutlass.const_expr(args.outputs.bias is not None):
             bias = bias_of_slices(
@@ -293,6 +297,11 @@ def run_epilogue(args: EpilogueArgs, first_tile: Int32, stride: Int32):
             for j in cutlass.range_constexpr(at_once):
                 if cutlass.const_expr(args.integers is not None):
                     result = args.integers.results(tTR_rAcc[j][0], scales, slice_idx + j, alphas[0])
+                elif cutlass.const_expr(row_scales is not None):
+                    products = times_row_scales(
+                        tTR_rAcc[j], alphas, row_scales, slice_idx + j, config.swap_ab
+                    )
+                    result = combine(products, [Float32(1.0)] * num_products, args.activation, limit)
                 else:
                     result = combine(tTR_rAcc[j], alphas, args.activation, limit)
                 if cutlass.const_expr(bias is not None):
@@ -409,6 +418,35 @@ def combine(accumulators: list, alphas: list, activation: cutlass.Constexpr, lim
             gated[i] = gate(result[i], other[i], activation, limit)
         result = gated.load()
     return result
+
+
+def scales_of_slices(args: EpilogueArgs, tile: WorkTile, side: TileSide) -> list:
+    """Issues the loads of the global scales of rows of ``a``: of the thread's row, or of one column per lane and slice.
+
+    side: the side of ``a``.
+    """
+    tidx, _, _ = cute.arch.thread_idx()
+    rows = [args.m_rank * MMA_CTA_M + tidx]
+    if args.config.swap_ab:
+        rows = [tidx % WARP_SIZE + first for first in range(0, args.config.cta_tile_shape_mnk[1], EPI_TILE_N)]
+    return load_row_scales(args.outputs.row_scales, tile, side, rows)
+
+
+@cute.jit
+def times_row_scales(
+    accumulators: list, alphas: list, scales: list, slice_idx: Int32, b_on_m: cutlass.Constexpr
+) -> list:
+    """Returns the slices of every product times alpha, then times the scale of the row of ``a``. All lanes must call it.
+
+    scales: words from :func:`scales_of_slices`.
+    """
+    own = select_slot(scales, slice_idx) if b_on_m else scales[0]
+    products = [cute.make_rmem_tensor(EPI_TILE_N, Float32) for _ in accumulators]
+    for i in cutlass.range_constexpr(EPI_TILE_N):
+        scale = ptx.float_of(cute.arch.shuffle_sync(own, i) if b_on_m else own)
+        for which in cutlass.range_constexpr(len(accumulators)):
+            products[which][i] = accumulators[which][i] * alphas[which] * scale
+    return products
 
 
 @cute.jit

@@ -133,6 +133,7 @@ class GroupedGemmSm100(GroupedGemmVariant):
                 isinstance(self.out_dtype, BlockFormat),
                 self.has_limit,
                 self.bias_dtype,
+                self.has_row_scales,
             ),
             None if self.chain is None else self._layers(values),
             self._scales(views_m, views_n),

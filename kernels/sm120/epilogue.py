@@ -42,6 +42,7 @@ class Results:
         activation, limit: activation and clamp of a dual GEMM.
         are_integers: whether sums are the bits of integers, which are stored unchanged.
         bias: bias of the lane's output columns, two per MMA, or None.
+        row_scales: words of the global scales of the lane's rows of ``a``, two per MMA, or None.
     """
 
     acc: cute.Tensor
@@ -51,6 +52,7 @@ class Results:
     limit: Float32 | None
     are_integers: bool = False
     bias: list | None = None
+    row_scales: list | None = None
 
     def pair(self, line: tuple[int, int], element: tuple[int, int]) -> list:
         """Returns two neighbouring results of an MMA row, given a (strip, band) of lines and one of elements."""
@@ -59,6 +61,10 @@ class Results:
             at = self.tile.pair(which, line, element)
             sums = [self.acc[at.register + k, at.i, at.j] for k in range(2)]
             products.append(sums if self.are_integers else [total * alpha for total in sums])
+            if self.row_scales is not None:
+                first, step = (2 * at.j, 1) if self.tile.weights_along_m else (2 * at.i + at.register // 2, 0)
+                scales = [ptx.float_of(self.row_scales[first + k * step]) for k in range(2)]
+                products[-1] = [value * scale for value, scale in zip(products[-1], scales, strict=True)]
         results = products[0]
         if self.bias is not None:
             at = self.tile.pair(0, line, element)
@@ -87,6 +93,7 @@ def store_tile(
     first_col: Int32,
     alphas: list,
     codes_address: Int32 | None,
+    row_scales: list | None = None,
 ):
     """Scales, combines, converts and stores a warp's sums. Memory beyond the group is not written.
 
@@ -97,6 +104,7 @@ def store_tile(
         first_row, first_col: first row and column of the warp in the tile.
         alphas: the group's factor of every product.
         codes_address: shared address for ``SharedCodes``; None if no blocks are shared.
+        row_scales: see ``Results``.
     """
     limit = None
     if cutlass.const_expr(outputs.limit is not None):
@@ -105,7 +113,7 @@ def store_tile(
     bias = None
     if cutlass.const_expr(outputs.bias is not None):
         bias = _load_bias(outputs.bias, result_tile, sides, first_row, first_col)
-    results = Results(acc, result_tile, alphas, kind.activation, limit, kind.dtype is Int32, bias)
+    results = Results(acc, result_tile, alphas, kind.activation, limit, kind.dtype is Int32, bias, row_scales)
     if cutlass.const_expr(kind.num_b < kind.num_products):
         # Interleaved weights: two rows of weights make one column of the output.
         weights = 0 if config.swap_ab else 1

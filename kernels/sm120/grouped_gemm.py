@@ -75,7 +75,7 @@ class GroupedGemmSm120(GroupedGemmVariant):
         self.smem = smem_plan(config, self.output_kind.num_b, self.formats)
         self.promotes = promotes(self.formats)
         # Unscaled integer sums need no scales.
-        self.has_row_scales = has_row_scales(self.formats) and self.out_dtype is not Int32
+        self.scales_integers = has_row_scales(self.formats) and self.out_dtype is not Int32
         self.boxes = make_boxes(config, self.formats)
         self.side_formats = formats_on_sides(config, self.formats)
         self.warp_tile = WarpTile(
@@ -101,7 +101,7 @@ class GroupedGemmSm120(GroupedGemmVariant):
         kind = self.output_kind
         views_m, views_n = read_operands(values, rows, kind.num_b, self.config.swap_ab)
         scales = None
-        if cutlass.const_expr(self.promotes or self.has_row_scales):
+        if cutlass.const_expr(self.promotes or self.scales_integers):
             of_m, of_n = ([Scales.of(views) for views in side] for side in (views_m, views_n))
             scales = ScalePair(of_m[0], of_n[0], *of_m[1:])
         self.kernel.set_name_prefix(self.name)
@@ -116,6 +116,7 @@ class GroupedGemmSm120(GroupedGemmVariant):
                 kind.is_quantized,
                 self.has_limit,
                 self.bias_dtype,
+                self.has_row_scales,
             ),
             scales,
         ).launch(
@@ -228,7 +229,7 @@ class GroupedGemmSm120(GroupedGemmVariant):
                     config=config,
                     exchange=exchange,
                     codes_address=codes_address,
-                    row_scales=scales if self.has_row_scales else None,
+                    row_scales=scales if self.scales_integers else None,
                     ab_consumer=ab_consumer,
                 )
             )

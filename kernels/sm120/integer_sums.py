@@ -9,7 +9,7 @@ from nvfp4_cute.planning.arch.sm120 import SmemPlan
 
 from ..common.fp32_scales import ScalePair
 from ..common.group_table import WorkTile
-from ..common.row_scales import RowScales, load_row_scales
+from ..common.row_scales import RowScales, Scales, load_row_scales
 from ..common.sides import mma_sides
 from .instructions import integer_mma
 from .operands import StageBuffers
@@ -48,6 +48,32 @@ class IntegerSums:
         return False
 
 
+def rows_of_lane(warp_tile: WarpTile, first_row: Int32) -> list:
+    """Returns a lane's rows of the tile, two per MMA along M. first_row: first row of the warp."""
+    row = first_row + cute.arch.lane_idx() // 4
+    return [
+        row + strip * STRIP + (2 * pair + half) * BAND
+        for _, strip, pair in warp_tile.mma_m
+        for half in (0, 1)
+    ]
+
+
+def columns_of_lane(warp_tile: WarpTile, first_col: Int32) -> list:
+    """Returns a lane's columns of the tile, two per MMA along N. first_col: first column of the warp."""
+    column = first_col + cute.arch.lane_idx() % 4 * 2
+    return [column + strip * STRIP + band * BAND + e for _, strip, band in warp_tile.mma_n for e in (0, 1)]
+
+
+def scales_of_a(
+    scales: Scales, warp_tile: WarpTile, tile: WorkTile, config, first_row: Int32, first_col: Int32
+) -> list:
+    """Loads the global scales of a lane's rows of ``a``; arguments as for :func:`row_scales_of_tile`."""
+    m_side, n_side = mma_sides(config, tile)
+    if config.swap_ab:
+        return load_row_scales(scales, tile, n_side, columns_of_lane(warp_tile, first_col))
+    return load_row_scales(scales, tile, m_side, rows_of_lane(warp_tile, first_row))
+
+
 def row_scales_of_tile(
     scales: ScalePair, warp_tile: WarpTile, tile: WorkTile, config, first_row: Int32, first_col: Int32
 ) -> RowScales:
@@ -58,17 +84,9 @@ def row_scales_of_tile(
         first_row, first_col: first row and column of the warp in the tile.
     """
     m_side, n_side = mma_sides(config, tile)
-    lane = cute.arch.lane_idx()
-    row, column = first_row + lane // 4, first_col + lane % 4 * 2
-    rows = [
-        row + strip * STRIP + (2 * pair + half) * BAND
-        for _, strip, pair in warp_tile.mma_m
-        for half in (0, 1)
-    ]
-    columns = [column + strip * STRIP + band * BAND + e for _, strip, band in warp_tile.mma_n for e in (0, 1)]
     return RowScales(
-        load_row_scales(scales.weights, tile, m_side, rows),
-        load_row_scales(scales.tokens, tile, n_side, columns),
+        load_row_scales(scales.weights, tile, m_side, rows_of_lane(warp_tile, first_row)),
+        load_row_scales(scales.tokens, tile, n_side, columns_of_lane(warp_tile, first_col)),
         config.swap_ab,
     )
 

@@ -25,7 +25,7 @@ from ..common.warp_schedule import WARP_SIZE
 from .block_scales import BlockScales
 from .epilogue import store_tile
 from .instructions import load_matrices, load_padded_matrices
-from .integer_sums import IntegerSums, results_of, row_scales_of_tile
+from .integer_sums import IntegerSums, results_of, row_scales_of_tile, scales_of_a
 from .operands import StageBuffers
 from .promoted_scales import MMA_FORMATS, PromotedScales
 from .result_tile import ResultTile
@@ -123,6 +123,11 @@ def run_mma(args: MmaArgs):
         row_scales = None
         if cutlass.const_expr(args.row_scales is not None):
             row_scales = row_scales_of_tile(args.row_scales, warp_tile, tile, config, first_row, first_col)
+        scales_of_rows = None
+        if cutlass.const_expr(args.outputs.row_scales is not None):
+            scales_of_rows = scales_of_a(
+                args.outputs.row_scales, warp_tile, tile, config, first_row, first_col
+            )
         _clear(acc)
         if cutlass.const_expr(warp_tile.num_team > 1):
             # A stage's phase bit distinguishes only two rounds of the ring, so nobody may wait further ahead.
@@ -169,6 +174,7 @@ def run_mma(args: MmaArgs):
                 first_col,
                 alphas,
                 args.codes_address,
+                scales_of_rows,
             )
         else:
             if cute.arch.block_idx_in_cluster() == receiver:
@@ -185,6 +191,7 @@ def run_mma(args: MmaArgs):
                     first_col,
                     alphas,
                     args.codes_address,
+                    scales_of_rows,
                 )
                 give_room(partial)
             else:

@@ -36,6 +36,7 @@ from ..common.quantized_output import (
     quantized_group,
     store_quantized_part,
 )
+from ..common.row_scales import load_row_scales, rows_side
 from ..common.shared_access import load_shared, load_shared_half, store_shared
 from ..common.versions import inline_ptx
 from .one_of import MOST_IN_TURN, one_of
@@ -78,6 +79,7 @@ class Results:
         exponent: log2 of ``factor``.
         factor: undoes the scaling of dequantized operands.
         bias: bias of the lane's two columns, or None.
+        row_scales: global scales of the tile's rows: where they lie, the tile, and the side of ``a``; or None.
     """
 
     acc: cute.Tensor
@@ -87,6 +89,7 @@ class Results:
     exponent: int
     factor: Float32
     bias: list | None = None
+    row_scales: tuple | None = None
 
     @property
     def block_values(self) -> int:
@@ -123,7 +126,12 @@ class Results:
         """
         if self.kind.dtype is Int32:
             return self.acc[index]
-        return self.acc[index] * self.factor * alpha
+        result = self.acc[index] * self.factor * alpha
+        if self.row_scales is None:
+            return result
+        # Read where it is used, from L1: registers hold accumulators.
+        token = index // BLOCK_VALUES * BLOCK_TOKENS + index % 2 + cute.arch.lane_idx() % 4 * 2
+        return result * ptx.float_of(load_row_scales(*self.row_scales, [token])[0])
 
     def here(self) -> "Results":
         """Returns a copy whose factor is recomputed in this pass.
@@ -160,7 +168,10 @@ def store_tile(
     if cutlass.const_expr(outputs.bias is not None):
         own = column + output_column(kind)
         bias = load_bias(outputs.bias, [own, own + LANE_COLUMNS_APART], tile.n)
-    results = Results(acc, kind, alphas, limit, exponent, Float32(2.0**exponent), bias)
+    row_scales = None
+    if cutlass.const_expr(outputs.row_scales is not None):
+        row_scales = outputs.row_scales, tile, rows_side(tile, row)
+    results = Results(acc, kind, alphas, limit, exponent, Float32(2.0**exponent), bias, row_scales)
     # Columns of the output come from the rows of all weight operands together.
     rows, columns = tokens_of_tile(tile, config), tile.n // (kind.num_products // kind.num_b)
     if cutlass.const_expr(outputs.scales is not None):

@@ -133,6 +133,7 @@ class GroupedGemmSm90(GroupedGemmVariant):
                 self.kind.is_quantized,
                 self.has_limit,
                 self.bias_dtype,
+                self.has_row_scales,
             ),
             fixup,
         ).launch(

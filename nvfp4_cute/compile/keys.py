@@ -44,6 +44,7 @@ class KernelKey:
         early_weights: whether weights are loaded before the wait for the previous launch.
         a_format, b_format: formats of ``a``, and of every ``b``.
         bias_dtype: dtype of the bias that is added to every column; None without a bias.
+        has_row_scales: whether rows of ``a`` have a global scale each.
     """
 
     arch: str
@@ -61,6 +62,7 @@ class KernelKey:
     a_format: BlockFormat = block_format.NVFP4
     b_format: BlockFormat = block_format.NVFP4
     bias_dtype: torch.dtype | None = None
+    has_row_scales: bool = False
 
     @classmethod
     def of(cls, arch: str, config: KernelConfig, problem: GroupedProblem) -> "KernelKey":
@@ -81,6 +83,7 @@ class KernelKey:
             a_format=problem.a_format,
             b_format=problem.b_format,
             bias_dtype=problem.bias_dtype,
+            has_row_scales=problem.has_row_scales,
         ).validated()
 
     def validated(self) -> "KernelKey":
@@ -123,7 +126,7 @@ class KernelKey:
         dtype = dtype_name(self.out_dtype)
         groups = f"g{self.num_groups}" if self.form == "list" else self.form
         suffix = "_mmajor" * self.out_m_major + "_alpha" * self.has_alpha + "_limit" * self.has_limit
-        suffix += "_early" * self.early_weights + bias_suffix(self.bias_dtype)
+        suffix += "_early" * self.early_weights + bias_suffix(self.bias_dtype) + "_rows" * self.has_row_scales
         suffix += f"_{self.weight_layout}" * (self.weight_layout != "separate")
         pair = self.a_format, self.b_format
         suffix += f"_{pair[0]}_x_{pair[1]}" * (pair != (block_format.NVFP4, block_format.NVFP4))
@@ -152,6 +155,7 @@ class KernelKey:
             weight_layout=self.weight_layout,
             has_limit=self.has_limit,
             bias_dtype=cutlass_dtype(self.bias_dtype),
+            has_row_scales=self.has_row_scales,
             early_weights=self.early_weights,
             chain=Chain if self.is_chain else None,
         )

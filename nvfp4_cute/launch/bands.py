@@ -79,7 +79,7 @@ def _rows_of_bands(
         return all_rows
     rows = [_rows(size, problem, config, gpu.num_sms, L2_SHARE * l2_bytes) for size in problem.sizes]
     groups = sum(len(list(_parts(m, one))) for m, one in zip(all_rows, rows, strict=True))
-    fits = groups <= base.max_list_groups(problem.num_b, problem.out_format is not None)
+    fits = groups <= base.max_list_groups(problem.num_b, problem.num_more_addresses)
     return rows if fits else all_rows
 
 
@@ -110,7 +110,8 @@ def _parts(m: int, rows: int) -> Iterator[tuple[int, int]]:
 def _rows_of(x: Operand, start: int, count: int) -> Operand:
     atom = x.format.atom_rows
     scale = _blocks_of(x.scale, x.format, x.k, start // atom, -(-count // atom))
-    return replace(x, data=x.data.narrow(-2, start, count), scale=scale, rows=count)
+    row_scale = None if x.row_scale is None else x.row_scale.narrow(-1, start, count)
+    return replace(x, data=x.data.narrow(-2, start, count), scale=scale, rows=count, row_scale=row_scale)
 
 
 def _blocks_of(scale: torch.Tensor, fmt: BlockFormat, k: int, first: int, count: int) -> torch.Tensor:

@@ -45,6 +45,8 @@ def entries(operands: GroupedOperands, problem: GroupedProblem) -> Iterator[Entr
     yield from side("b", Group.B, [x.data for x in operands.b])
     yield from side("a_scale", Group.SFA, [x.scale for x in operands.a])
     yield from side("b_scale", Group.SFB, [x.scale for x in operands.b])
+    row_scales = [x.row_scale for x in operands.a if x.row_scale is not None]
+    yield from side("global_scale of a", Group.ROW_SCALE, row_scales)
     yield from one("sizes", Header.GROUP_SIZES, operands.sizes)
     yield from one("alpha", Header.ALPHA, operands.alpha)
     yield from side("b2", Group.B2, [x.data for x in operands.b2])

@@ -22,7 +22,7 @@ from nvfp4_cute.launch.bands import divided
 from nvfp4_cute.launch.entries import GroupsTask
 from nvfp4_cute.launch.plan import config_of, key_of, make_plan, mma_of, most_tiles_m
 from nvfp4_cute.launch.task import Launch
-from nvfp4_cute.launch_table import Header
+from nvfp4_cute.launch_table import NUM_COLUMNS, Group, Header
 from nvfp4_cute.operands.grouped import GroupedOperands, ragged_places
 from nvfp4_cute.planning.arch import family_of
 from nvfp4_cute.planning.choose import check_order
@@ -103,7 +103,9 @@ class GroupedTask(GroupsTask):
         make = make_plan.__wrapped__ if is_planning() else make_plan
         plan = make(problem, gpu.arch, gpu.num_sms, config, for_emulator=for_emulator)
         table, places = plan.table(operands), plan.address_places(operands)
-        return Launch(plan.kernel, table, places, plan, align_bytes, frozenset({int(Header.BIAS)}), operands)
+        rows = range(NUM_COLUMNS, table.size, NUM_COLUMNS)
+        natural = frozenset({int(Header.BIAS), *(row + Group.ROW_SCALE for row in rows)})
+        return Launch(plan.kernel, table, places, plan, align_bytes, natural, operands)
 
     def _check_padded(self, gpu: Gpu) -> int:
         """Returns the alignment of operands in bytes. Raises UnsupportedProblem for 4-bit operands that TMA cannot unpack.
@@ -154,7 +156,9 @@ class GroupedTask(GroupsTask):
             if data.ndim == 3:
                 data = data[rows.batch]
             out = (out[rows.batch] if out.ndim == 3 else out)[rows.start : rows.end]
-            result = self._group_reference(g, is_listed, data[rows.start : rows.end], scale)
+            of_rows = None if a.row_scale is None else a.row_scale.view(-1, a.rows)[rows.batch]
+            of_rows = None if of_rows is None else [of_rows[rows.start : rows.end]]
+            result = self._group_reference(g, is_listed, data[rows.start : rows.end], scale, of_rows)
             if not operands.out_scale:
                 out.copy_(result)
             elif rows.end > rows.start:
@@ -169,7 +173,7 @@ class GroupedTask(GroupsTask):
                 target.copy_(scale.view(target.shape))
 
     def _group_reference(
-        self, g: int, is_listed: bool, a: torch.Tensor, a_scale: torch.Tensor
+        self, g: int, is_listed: bool, a: torch.Tensor, a_scale: torch.Tensor, row_scale: list | None
     ) -> torch.Tensor:
         operands, problem = self.operands, self.problem
 
@@ -184,11 +188,11 @@ class GroupedTask(GroupsTask):
         dtype = problem.out_dtype if isinstance(problem.out_dtype, torch.dtype) else torch.float32
         if problem.activation is None:
             return grouped_gemm_reference(
-                [a], b, [a_scale], b_scale, alpha, dtype, bias=operands.bias,
+                [a], b, [a_scale], b_scale, alpha, dtype, bias=operands.bias, row_scale=row_scale,
                 a_format=problem.a_format, b_format=problem.b_format,
             )[0]  # fmt: skip
         return grouped_dual_gemm_reference(
             [a], b, b2, [a_scale], b_scale, b2_scale, alpha, alpha2, dtype,
-            activation=problem.activation, limit=problem.limit, weight_layout=problem.weight_layout,
+            activation=problem.activation, limit=problem.limit, weight_layout=problem.weight_layout, row_scale=row_scale,
             a_format=problem.a_format, b_format=problem.b_format,
         )[0]  # fmt: skip

@@ -189,7 +189,7 @@ def key_of(problem: GroupedProblem, arch: str, config: KernelConfig) -> KernelKe
     """Returns the key of a problem's kernel. Raises as :func:`make_plan` does, except for work of sizes on the device."""
     problem = _as_launched(problem)
     if problem.form == "list":
-        check_list_groups(problem.num_groups, problem.num_b, problem.out_format is not None)
+        check_list_groups(problem.num_groups, problem.num_b, problem.num_more_addresses)
     key = KernelKey.of(arch, config, problem)
     if problem.form in ("list", "batched"):
         family = family_of(arch, (problem.a_format, problem.b_format))
@@ -206,16 +206,16 @@ def _as_launched(problem: GroupedProblem) -> GroupedProblem:
     return problem
 
 
-def check_list_groups(num_groups: int, num_b: int = 1, is_quantized: bool = False) -> None:
+def check_list_groups(num_groups: int, num_b: int = 1, num_more: int = 0) -> None:
     """Raises UnsupportedProblem for more groups of the list form than kernel parameters can hold.
 
     Args:
         num_groups: number of groups.
-        num_b, is_quantized: see ``base.max_list_groups``.
+        num_b, num_more: see ``base.max_list_groups``.
     """
-    max_groups = base.max_list_groups(num_b, is_quantized)
+    max_groups = base.max_list_groups(num_b, num_more)
     if num_groups > max_groups:
-        group_bytes = base.param_bytes_per_group(num_b, is_quantized)
+        group_bytes = base.param_bytes_per_group(num_b, num_more)
         raise UnsupportedProblem(
             f"{num_groups} groups: the list form passes {group_bytes} bytes a "
             f"group as kernel parameters, {base.KERNEL_PARAM_BYTES} bytes hold {max_groups} groups; split the lists "

@@ -223,7 +223,7 @@ def few_rows_task(product: Product, gpu: Gpu) -> OneRowTask | FewRowsTask | None
     """Returns the task that computes a ``gemm`` faster than a GEMM kernel; None if there is none for its operands."""
     a, b = product.a, product.b
     assert isinstance(a, Operand)
-    if (a.format, b.format) not in GEMV_PAIRS or is_batch_invariant():
+    if (a.format, b.format) not in GEMV_PAIRS or a.row_scale is not None or is_batch_invariant():
         return None
     if a.rows == 1 and is_gemv_for_one_row(gpu.arch):
         # Products beyond the gemv's 32-bit offsets and grid stay with the GEMM.

@@ -62,6 +62,7 @@ class Request:
                 limit=None,
                 early_weights=False,
                 is_dense=False,
+                has_row_scales=False,
             ),
             gpu,
         )

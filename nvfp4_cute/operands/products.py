@@ -4,7 +4,7 @@ All use one layout: batches come first, ``[L, rows, K]``, and a vector is a matr
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -86,13 +86,15 @@ class Product:
         out, scale = self.out, self.out_scale
         if batches == 1:
             out, scale = out[0], None if scale is None else scale[0]
+            row_scale = None if a.row_scale is None else a.row_scale.view(-1)
             a, b = (Operand(x.data[0], x.scale[0], x.format, x.rows, x.k) for x in (a, b))
+            a = replace(a, row_scale=row_scale)
         dtype: OutDtype = self.quantized_dtype or out.dtype
         m_major = scale is None and rules.is_m_major([out])
         sizes = ((a.rows, b.rows, a.k),) * batches
         problem = GroupedProblem(
             sizes, form, dtype, self.alpha is not None, m_major, a_format=a.format, b_format=b.format,
-            bias_dtype=self.bias_dtype, is_dense=True,
+            bias_dtype=self.bias_dtype, has_row_scales=a.row_scale is not None, is_dense=True,
         )  # fmt: skip
         alpha = rules.one_each(self.alpha, batches)
         scales = () if scale is None else (scale,)

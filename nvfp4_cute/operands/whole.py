@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from nvfp4_cute.errors import UnsupportedProblem
 from nvfp4_cute.formats.block_format import INT8, NVFP4, BlockFormat, as_format
 from nvfp4_cute.formats.block_scaled import BLOCK_SCALED, BlockScaledTensor, ScaleLayout
 from nvfp4_cute.operands.numbers_on_device import numbers_on
@@ -15,12 +16,19 @@ from nvfp4_cute.problem import OutDtype, check_early_weights
 
 
 class Parts(NamedTuple):
-    """Parts of one operand: data, scale, global scale (for a list float32 [G]) or None, and format."""
+    """Parts of one operand.
+
+    Attributes:
+        data, scale, format: data, block scales and format.
+        global_scale: float32 factor, or [G] for a list; None without.
+        row_scale: instead of it, a factor of every row, [rows] or [batches, rows], or a list of them; None without.
+    """
 
     data: Any
     scale: Any
     global_scale: torch.Tensor | None
     format: BlockFormat
+    row_scale: Any = None
 
 
 def parts(given: Any, scale: Any, layout: ScaleLayout, format: BlockFormat = NVFP4) -> Parts:
@@ -34,7 +42,10 @@ def parts(given: Any, scale: Any, layout: ScaleLayout, format: BlockFormat = NVF
     if isinstance(given, BlockScaledTensor):
         if format is not NVFP4:
             _check_own_format(given, format)
-        return Parts(given.data, _scale_of(given, layout), given.global_scale, given.format)
+        of_all = given.data, _scale_of(given, layout)
+        if given.has_row_scales:
+            return Parts(*of_all, None, given.format, _row_scale(given))
+        return Parts(*of_all, given.global_scale, given.format)
     if isinstance(given, list | tuple) and given and BLOCK_SCALED.issuperset(map(type, given)):
         other = next((g for g, x in enumerate(given) if x.format != given[0].format), None)
         if other is not None:
@@ -43,6 +54,14 @@ def parts(given: Any, scale: Any, layout: ScaleLayout, format: BlockFormat = NVF
                 "one format: quantize them alike, or make two calls"
             )
         _check_own_format(given[0], format)
+        scales = [_scale_of(x, layout) for x in given]
+        if any(x.has_row_scales for x in given):
+            without = next((g for g, x in enumerate(given) if not x.has_row_scales), None)
+            if without is not None:
+                raise ValueError(
+                    f"group {without} has no global scale per row, and others have; the groups of a call are quantized alike"
+                )
+            return Parts([x.data for x in given], scales, None, given[0].format, [*map(_row_scale, given)])
         factors = [x.global_scale for x in given]
         if all(factor is None for factor in factors):
             stacked = None
@@ -51,9 +70,23 @@ def parts(given: Any, scale: Any, layout: ScaleLayout, format: BlockFormat = NVF
             stacked = torch.stack(
                 [torch.ones((), dtype=torch.float32, device=device) if f is None else f for f in factors]
             )
-        scales = [_scale_of(x, layout) for x in given]
         return Parts([x.data for x in given], scales, stacked, given[0].format)
     return Parts(given, scale, None, format)
+
+
+def _row_scale(given: BlockScaledTensor) -> torch.Tensor | None:
+    """Returns the global scales of rows, of a ragged tensor without its last dimension."""
+    found = given.global_scale
+    return found[:, 0] if found is not None and given.scale_layout == "ragged" else found
+
+
+def refuse_row_scales(name: str, *operands: Parts) -> None:
+    """Raises UnsupportedProblem for weights whose rows have a global scale each."""
+    if any(one.row_scale is not None for one in operands):
+        raise UnsupportedProblem(
+            f'{name} has a global scale for every row (global_scale="per_row"), which only a may have: quantize weights with '
+            '"auto", or "per_batch" for those of several experts'
+        )
 
 
 def _check_own_format(whole: BlockScaledTensor, format: BlockFormat) -> None:

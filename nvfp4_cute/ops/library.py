@@ -25,6 +25,7 @@ def grouped_gemm_out(
     offs: torch.Tensor | None,
     masked_m: torch.Tensor | None,
     alpha: torch.Tensor | None,
+    row_scale: Tensors,
     out: Tensors,
     out_dtype: torch.dtype | None,
     out_global_scale: torch.Tensor | None,
@@ -40,6 +41,7 @@ def grouped_gemm_out(
         operands: a, b, a_scale and b_scale, without a_scale where ``a`` has 16 bits. In list form: each operand's groups, one
             operand after the other.
         num_groups: number of groups in list form; None otherwise.
+        row_scale: global scales of the rows of ``a``, one tensor for all groups or one per group; none where rows have none.
         out: all results. Quantized results: the data of all, then the scales of all.
         out_dtype: None for results in ``out_format``.
     """
@@ -51,6 +53,7 @@ def grouped_gemm_out(
     wanted = out_dtype or out_format
     run(
         *_with_a_scale(_by_operand(operands, num_groups)), offs, alpha, masked_m=masked_m,
+        row_scale=_of_groups(row_scale, num_groups),
         out=as_results(out, num_groups is not None, result_format(wanted), None), out_dtype=wanted,
         out_global_scale=out_global_scale, scale_layout=scale_layout, backend=backend,
         a_format=format_named(a_format), b_format=format_named(b_format),
@@ -63,6 +66,7 @@ def grouped_dual_gemm_out(
     num_groups: int | None,
     alpha1: torch.Tensor | None,
     alpha2: torch.Tensor | None,
+    row_scale: Tensors,
     offs: torch.Tensor | None,
     masked_m: torch.Tensor | None,
     activation: str,
@@ -82,9 +86,7 @@ def grouped_dual_gemm_out(
     Args:
         operands: a, b1, a_scale and b1_scale, then b2 and b2_scale where the weights are separate; without a_scale where ``a``
             has 16 bits. In list form: each operand's groups, one operand after the other.
-        num_groups: number of groups in list form; None otherwise.
-        out: all results. Quantized results: the data of all, then the scales of all.
-        out_dtype: None for results in ``out_format``.
+        num_groups, row_scale, out, out_dtype: see :func:`grouped_gemm_out`.
     """
     from nvfp4_cute.operands.results import as_results
     from nvfp4_cute.ops.parts.dual_gemm import grouped_dual_gemm
@@ -96,7 +98,7 @@ def grouped_dual_gemm_out(
     wanted = out_dtype or out_format
     run(
         a, b1, b2, a_scale, b1_scale, b2_scale, alpha1, alpha2, offs=offs, masked_m=masked_m, activation=activation,
-        limit=limit, weight_layout=weight_layout,
+        limit=limit, weight_layout=weight_layout, row_scale=_of_groups(row_scale, num_groups),
         out=as_results(out, num_groups is not None, result_format(wanted), None), out_dtype=wanted,
         out_global_scale=out_global_scale, scale_layout=scale_layout, backend=backend,
         a_format=format_named(a_format), b_format=format_named(b_format),
@@ -108,6 +110,11 @@ def _by_operand(operands: Tensors, num_groups: int | None) -> list[Any]:
     if num_groups is None:
         return [*operands]
     return [operands[i : i + num_groups] for i in range(0, len(operands), num_groups)]
+
+
+def _of_groups(row_scale: Tensors, num_groups: int | None) -> Any:
+    """Returns the list of a list form's global scales, the only tensor of other forms, or None."""
+    return (row_scale if num_groups is not None else row_scale[0]) if row_scale else None
 
 
 def _with_a_scale(operands: list[Any]) -> list[Any]:
@@ -131,6 +138,7 @@ def gemm_out(
     b_format: str = "nvfp4",
     bias: torch.Tensor | None = None,
     out_format: str | None = "nvfp4",
+    row_scale: torch.Tensor | None = None,
 ) -> None:
     """Runs ``nvfp4_cute.gemm`` and writes ``out``: the result, or data and scale where ``out_dtype`` is None."""
     from nvfp4_cute.operands.results import as_results
@@ -140,7 +148,7 @@ def gemm_out(
     run: Operation = gemm
     wanted = out_dtype or out_format
     run(
-        a, b, a_scale, b_scale, alpha, bias=bias,
+        a, b, a_scale, b_scale, alpha, row_scale=row_scale, bias=bias,
         out=as_results(out, True, result_format(wanted), None)[0], out_dtype=wanted,
         out_global_scale=out_global_scale, scale_layout=scale_layout, backend=backend,
         a_format=format_named(a_format), b_format=format_named(b_format),

@@ -35,7 +35,7 @@ from nvfp4_cute.problem import GroupedProblem
 
 K, N = 1024, 128  # enough of K, and few enough tiles, to divide it among CTAs
 PAIRS = {
-    "w4a4": ("nvfp4", "nvfp4"), "mxfp8": ("mxfp8_e4m3", "mxfp8_e4m3"), "fp8": ("fp8_1x128", "fp8_128x128"), "w4a16": (None, "nvfp4"),
+    "w4a4": ("nvfp4", "nvfp4"), "per_row": ("per_row", "nvfp4"), "mxfp8": ("mxfp8_e4m3", "mxfp8_e4m3"), "fp8": ("fp8_1x128", "fp8_128x128"), "w4a16": (None, "nvfp4"),
 }  # fmt: skip
 EMULATED = ("sm_90a", "sm_100a", "sm_103a", "sm_120a")
 
@@ -50,7 +50,9 @@ def normal(*shape, seed=0):
     return x.bfloat16()
 
 
-def rows_of(x, format):
+def rows_of(x, format, backend="auto"):
+    if format == "per_row":
+        return quantize(x, global_scale="per_row", backend=backend)
     return x if format is None else quantize(x, format=format)
 
 
@@ -80,9 +82,22 @@ def test_a_row_alone_and_among_others(arch, pair, rows):
         assert_alike(gemm(rows_of(x[places].contiguous(), a_format), w, **how), whole, places)
 
 
+@pytest.mark.sampled(1)
+@pytest.mark.parametrize("arch", EMULATED)
+def test_a_row_with_its_own_global_scale(arch):
+    """Of another magnitude than the rows around it; the kernels quantize and multiply."""
+    x, w, backend = normal(140, K), quantize(normal(N, K, seed=1), global_scale="auto"), f"emulator:{arch}"
+    x[5] *= 2.0**-9
+    of_one, of_all = (rows_of(rows, "per_row", backend) for rows in (x[5:6].contiguous(), x))
+    assert torch.equal(of_one.global_scale, of_all.global_scale[5:6])
+    assert torch.equal(of_one.data, of_all.data[5:6])
+    how = {"out_dtype": torch.float32, "backend": backend}
+    assert_alike(gemm(of_one, w, **how), gemm(of_all, w, **how), [5])
+
+
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("arch", EMULATED)
-@pytest.mark.parametrize("pair", ["w4a4", "w4a16"])
+@pytest.mark.parametrize("pair", ["w4a4", "per_row", "w4a16"])
 def test_a_row_of_a_group(arch, pair):
     a_format, b_format = PAIRS[pair]
     x, w = normal(24, K), quantize(normal(2, N, K, seed=1), format=b_format)

@@ -19,11 +19,18 @@ from nvfp4_cute.operands.whole import (
     check_rows_format,
     early_weights_beside,
     parts,
+    refuse_row_scales,
     same_format,
     times,
 )
 from nvfp4_cute.ops.parts import composed_dual
-from nvfp4_cute.ops.parts.grouped_gemm import flat_inputs, flat_operands, group_outputs, grouped_task
+from nvfp4_cute.ops.parts.grouped_gemm import (
+    flat_inputs,
+    flat_operands,
+    flat_rows,
+    group_outputs,
+    grouped_task,
+)
 from nvfp4_cute.ops.traced import (
     format_name,
     new_group_results,
@@ -47,6 +54,7 @@ def grouped_dual_gemm(
     *,
     offs: torch.Tensor | None = None,
     masked_m: torch.Tensor | None = None,
+    row_scale: Any = None,
     a_format: BlockFormat = NVFP4_FORMAT,
     b_format: BlockFormat = NVFP4_FORMAT,
     activation: Activation = "silu",
@@ -66,7 +74,7 @@ def grouped_dual_gemm(
     on every GPU. For INT8, two launches compute the products in float32; torch operations, with torch's exponential, do the rest.
 
     Args:
-        a, a_scale, offs, masked_m, out, scale_layout, early_weights: as for ``parts.grouped_gemm``.
+        a, a_scale, offs, masked_m, row_scale, out, scale_layout, early_weights: as for ``parts.grouped_gemm``.
         b1, b2: weights of the gate and of the up projection, [N_g, K/2] each; ragged and masked: [G, N, K/2]. With another
             ``weight_layout``, ``b1`` and ``b1_scale`` hold the rows of both, and ``b2`` and ``b2_scale`` are None.
         b1_scale, b2_scale: scales of the weights in the layouts of ``a_scale``.
@@ -78,23 +86,26 @@ def grouped_dual_gemm(
     is_list, out_format = offs is None and masked_m is None, result_format(out_dtype)
     if a_scale is None or b1_scale is None or (b2_scale is None and b2 is not None):
         early_weights = early_weights_beside(early_weights, scale_layout, b1, b2)
-        a, a_scale, factor_a, a_format = parts(a, a_scale, scale_layout, a_format)
+        a, a_scale, factor_a, a_format, own = parts(a, a_scale, scale_layout, a_format)
+        row_scale = own if row_scale is None else row_scale
         check_rows_format("a", a, a_scale, a_format)
         given = ((b1, b1_scale), (b2, b2_scale))
         first, second = (parts(b, scale, scale_layout, b_format) for b, scale in given)
+        refuse_row_scales("w", first, second)
         b_format = same_format(first, second, b2)
-        (b1, b1_scale, factor1, _), (b2, b2_scale, factor2, _) = first, second
+        (b1, b1_scale, factor1, *_), (b2, b2_scale, factor2, *_) = first, second
         alpha1, alpha2 = _dual_alphas((alpha1, alpha2), (factor_a, factor1, factor2), b2 is None)
     if private_api.is_traced():
         check_early_weights(early_weights)
         given = (a, b1, a_scale, b1_scale) + (() if b2 is None else (b2, b2_scale))
         choices = (activation, limit, weight_layout)
-        return _traced(given, (alpha1, alpha2), (offs, masked_m), choices, out, out_dtype, out_global_scale,
+        return _traced(given, (alpha1, alpha2), row_scale, (offs, masked_m), choices, out, out_dtype, out_global_scale,
                        config, (scale_layout, backend, a_format.name, b_format.name))  # fmt: skip
     alpha1, alpha2 = (x if x is None else numbers_of(x, a, offs, masked_m) for x in (alpha1, alpha2))
     if out_global_scale is not None:
         out_global_scale = numbers_of(out_global_scale, a, offs, masked_m, is_in_result=True)
-    sides = (a, b1, b1_scale) if a_scale is None else (a, b1, a_scale, b1_scale)
+    sides: tuple[Any, ...] = (a, b1, b1_scale) if a_scale is None else (a, b1, a_scale, b1_scale)
+    sides = sides if row_scale is None else (*sides, row_scale)
     counts, inputs = flat_inputs(sides, offs, masked_m)
     others: list[Any] = []
     if b2 is not None:
@@ -102,7 +113,7 @@ def grouped_dual_gemm(
         counts = (counts, more)
     inputs += [x for x in (alpha1, *others, alpha2, out_global_scale) if x is not None]
 
-    absent = tuple(x is None for x in (a_scale, alpha1, alpha2, out_global_scale))
+    absent = tuple(x is None for x in (a_scale, row_scale, alpha1, alpha2, out_global_scale))
     choices, formats = (activation, limit, weight_layout), (a_format, b_format)
 
     def check() -> tuple[Task, list[torch.Tensor]]:
@@ -116,7 +127,9 @@ def grouped_dual_gemm(
             Result(out, out_dtype, out_global_scale),
             (scale_layout, gate, config, backend, early_weights),
         )
-        return grouped_task(a, a_scale, a_format, weights, (offs, masked_m), result, *how)
+        return grouped_task(
+            a, a_scale, a_format, weights, (offs, masked_m), result, *how, row_scale=row_scale
+        )
 
     is_composed = composed_dual.is_composed(a_scale, formats, backend, first_tensor(a, b1).device)
     if a_scale is None and config is None and is_list and len(a) == len(b1) == 1:
@@ -147,7 +160,9 @@ def _dual_alphas(alphas: tuple[Any, Any], factors: tuple[Any, Any, Any], has_bot
     return times(alphas[0], of_a, first), times(alphas[1], of_a, second)
 
 
-def _traced(operands, alphas, sizes, choices, out, out_dtype, global_scale, config, settings) -> Any:
+def _traced(
+    operands, alphas, row_scale, sizes, choices, out, out_dtype, global_scale, config, settings
+) -> Any:
     """Calls the custom op (``ops.library``) that a traced graph keeps; the graph allocates the results."""
     refuse_config(config)
     is_list, out_format = all(x is None for x in sizes), result_format(out_dtype)
@@ -159,10 +174,10 @@ def _traced(operands, alphas, sizes, choices, out, out_dtype, global_scale, conf
     else:
         separate = 1 if choices[2] == "separate" else 2
         outs = new_group_results(a, b1, None if is_list else len(groups), separate, out_dtype)
-    flat = flat_operands(operands, is_list)
-    refuse_gradients(*flat, *alphas, factors)
+    flat, rows = flat_operands(operands, is_list), flat_rows(row_scale)
+    refuse_gradients(*flat, *rows, *alphas, factors)
     torch.ops.nvfp4_cute.grouped_dual_gemm_out(
-        flat, len(a) if is_list else None, *alphas, *sizes, *choices, outs,
+        flat, len(a) if is_list else None, *alphas, rows, *sizes, *choices, outs,
         torch_dtype(out_dtype), factors, *settings, out_format=format_name(out_dtype),
     )  # fmt: skip
     return as_results(outs, is_list, out_format, factors)
@@ -178,6 +193,7 @@ def dual_gemm(
     alpha1: Any = None,
     alpha2: Any = None,
     *,
+    row_scale: torch.Tensor | None = None,
     a_format: BlockFormat = NVFP4_FORMAT,
     b_format: BlockFormat = NVFP4_FORMAT,
     activation: Activation = "silu",
@@ -199,13 +215,15 @@ def dual_gemm(
     """
     if a_scale is None or b1_scale is None or b2_scale is None:
         early_weights = early_weights_beside(early_weights, scale_layout, b1, b2)
-        a, a_scale, factor_a, a_format = batched_parts(a, a_scale, scale_layout, a_format)
+        a, a_scale, factor_a, a_format, own = batched_parts(a, a_scale, scale_layout, a_format)
+        row_scale = own if row_scale is None else row_scale
         check_rows_format("a", a, a_scale, a_format)
         first, second = (
             batched_parts(b, scale, scale_layout, b_format) for b, scale in ((b1, b1_scale), (b2, b2_scale))
         )
+        refuse_row_scales("w", first, second)
         b_format = same_format(first, second, b2)
-        (b1, b1_scale, factor1, _), (b2, b2_scale, factor2, _) = first, second
+        (b1, b1_scale, factor1, *_), (b2, b2_scale, factor2, *_) = first, second
         alpha1, alpha2 = _dual_alphas((alpha1, alpha2), (factor_a, factor1, factor2), b2 is None)
     alpha1, alpha2 = products.for_batches(alpha1, a), products.for_batches(alpha2, a)
     out_global_scale = products.for_batches(out_global_scale, a, is_in_result=True)
@@ -228,7 +246,8 @@ def dual_gemm(
     if private_api.is_traced() or has_batches or is_composed:
         rows, scales, (gates, ups), parts, results = split()
         grouped_dual_gemm(
-            rows, gates.data, ups.data, scales, gates.scale, ups.scale, gates.alpha, ups.alpha, a_format=a_format,
+            rows, gates.data, ups.data, scales, gates.scale, ups.scale, gates.alpha, ups.alpha,
+            row_scale=None if row_scale is None else [*row_scale.view(len(rows), -1)], a_format=a_format,
             b_format=b_format, activation=activation, limit=limit, weight_layout=weight_layout, out=parts,
             out_dtype=out_dtype, out_global_scale=_vector(out_global_scale), scale_layout=scale_layout,
             early_weights=early_weights, backend=backend, config=config,
@@ -239,10 +258,10 @@ def dual_gemm(
         gate = Gate.checked(activation, limit, weight_layout, (b2, b2_scale))
         rows, scales, (gates, ups), parts, results = split()
         weights, result = dual_weights(gates, ups, [1.0]), Result(parts, out_dtype, _vector(out_global_scale))
-        how = (scale_layout, gate, config, backend, early_weights)
+        how = (scale_layout, gate, config, backend, early_weights, row_scale)
         return grouped_task(rows, scales, a_format, weights, (None, None), result, *how)[0], results
 
-    order = (a, b1, a_scale, b1_scale, alpha1, b2, b2_scale, alpha2, out_global_scale)
+    order = (a, b1, a_scale, b1_scale, row_scale, alpha1, b2, b2_scale, alpha2, out_global_scale)
     choices = (activation, limit, weight_layout, out_dtype, scale_layout, config, formats, early_weights)
     settings = ("dual_gemm", *(x is None for x in order), *choices)
     inputs = [x for x in order if x is not None]

@@ -17,11 +17,13 @@ from nvfp4_cute.launch.weight_only import product_task
 from nvfp4_cute.operands import products
 from nvfp4_cute.operands.numbers_on_device import one_number_on
 from nvfp4_cute.operands.results import flat_outputs, one_result
+from nvfp4_cute.operands.row_scales import scaled_product
 from nvfp4_cute.operands.rules import ACTIVATION_DTYPES, check_out_global_scale, check_result_of_pair
 from nvfp4_cute.operands.whole import (
     batched_parts,
     check_rows_format,
     early_weights_beside,
+    refuse_row_scales,
     scale_or_room,
     times,
 )
@@ -44,6 +46,7 @@ def gemm(
     b_scale: torch.Tensor | None = None,
     alpha: Any = None,
     *,
+    row_scale: torch.Tensor | None = None,
     bias: torch.Tensor | None = None,
     a_format: BlockFormat = NVFP4_FORMAT,
     b_format: BlockFormat = NVFP4_FORMAT,
@@ -74,6 +77,7 @@ def gemm(
             [rm, rk, 32, 4, 4] or flat; not copied, batches one after the other), or [M, K/16(, L)] with
             ``scale_layout="rowmajor"`` (converted, which allocates). Float32 scales have rows: [M, K/128(, L)] for FP8_1x128,
             [ceil(N/128), K/128(, L)] for FP8_128x128, [M, 1(, L)] for INT8.
+        row_scale: float32 [M] or [L, M], a factor for every row of ``a``; whole tensors have their own.
         a_format, b_format: formats of ``a`` and ``b``; whole tensors have their own.
         scale_layout, early_weights: as for :func:`grouped_gemm`; all else as in the public operation.
 
@@ -81,9 +85,13 @@ def gemm(
     """
     if a_scale is None or b_scale is None:
         early_weights = early_weights_beside(early_weights, scale_layout, b)
-        a, a_scale, factor_a, a_format = batched_parts(a, a_scale, scale_layout, a_format)
+        first = batched_parts(a, a_scale, scale_layout, a_format)
+        a, a_scale, factor_a, a_format, own = first
+        row_scale = own if row_scale is None else row_scale
         check_rows_format("a", a, a_scale, a_format)
-        b, b_scale, factor_b, b_format = batched_parts(b, b_scale, scale_layout, b_format)
+        second = batched_parts(b, b_scale, scale_layout, b_format)
+        refuse_row_scales("b", second)
+        b, b_scale, factor_b, b_format, _ = second
         alpha = times(alpha, factor_a, factor_b)
         a_scale = scale_or_room(a_scale, a, out_dtype, a_format)
         b_scale = scale_or_room(b_scale, b, out_dtype, b_format)
@@ -95,7 +103,7 @@ def gemm(
         raise UnsupportedProblem("config with 16-bit a: that kernel has nothing to configure; leave it out")
     if private_api.is_traced():  # the custom op (ops.library) that a traced graph keeps
         check_early_weights(early_weights)
-        return _traced((a, b, a_scale, b_scale), alpha, bias, out, out_dtype, out_global_scale, config,
+        return _traced((a, b, a_scale, b_scale), alpha, row_scale, bias, out, out_dtype, out_global_scale, config,
                        (scale_layout, backend, a_format.name, b_format.name))  # fmt: skip
     if alpha is not None:
         alpha = products.for_batches(alpha, a)
@@ -111,6 +119,8 @@ def gemm(
         dequantized.multiply(product, backend)
         return result
     inputs = [a, b, b_scale] if is_weight_only else [a, b, a_scale, b_scale]
+    if row_scale is not None:
+        inputs.append(row_scale)
     if alpha is not None:
         inputs.append(alpha)
     if bias is not None:
@@ -119,7 +129,8 @@ def gemm(
         inputs.append(out_global_scale)
     formats = a_format, b_format
     settings = (
-        "gemm", is_weight_only, alpha is None, bias is None, out_dtype, scale_layout, config, formats, early_weights,
+        "gemm", is_weight_only, row_scale is None, alpha is None, bias is None, out_dtype, scale_layout, config, formats,
+        early_weights,
     )  # fmt: skip
 
     def check() -> tuple[Task, list[torch.Tensor]]:
@@ -137,6 +148,7 @@ def gemm(
         product, results = products.check_gemm(
             a, b, a_scale, b_scale, alpha, bias, formats, out, out_dtype, out_global_scale, scale_layout
         )
+        product = scaled_product(product, row_scale)
         task: Task | None = None
         if config is None and isinstance(out_dtype, torch.dtype):
             task = few_rows_task(product, backends.gpu_of(backend, a.device))
@@ -148,7 +160,7 @@ def gemm(
     return one_result(call(backend, settings, inputs, given, check), out_format, out_global_scale)
 
 
-def _traced(operands, alpha, bias, out, out_dtype, global_scale, config, settings) -> Any:
+def _traced(operands, alpha, row_scale, bias, out, out_dtype, global_scale, config, settings) -> Any:
     """Calls the custom op that a traced graph keeps; the graph allocates the result."""
     refuse_config(config)
     a, b = operands[:2]
@@ -163,8 +175,16 @@ def _traced(operands, alpha, bias, out, out_dtype, global_scale, config, setting
         ]
     else:
         outs = [products.new_result(a, b.shape[0], out_dtype)]
-    refuse_gradients(*operands, alpha, bias, factor)
+    refuse_gradients(*operands, alpha, row_scale, bias, factor)
     torch.ops.nvfp4_cute.gemm_out(
-        *operands, alpha, outs, torch_dtype(out_dtype), factor, *settings, bias, format_name(out_dtype)
+        *operands,
+        alpha,
+        outs,
+        torch_dtype(out_dtype),
+        factor,
+        *settings,
+        bias,
+        format_name(out_dtype),
+        row_scale,
     )
     return one_result(outs, out_format, factor)

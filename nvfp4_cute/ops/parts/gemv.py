@@ -6,6 +6,7 @@ import torch
 
 from nvfp4_cute import private_api
 from nvfp4_cute.backends.calls import call
+from nvfp4_cute.errors import UnsupportedProblem
 from nvfp4_cute.formats.block_format import NVFP4, BlockFormat
 from nvfp4_cute.formats.block_scaled import BlockScaledTensor, ScaleLayout
 from nvfp4_cute.launch.simt import GemvTask, W4A16Task
@@ -43,11 +44,17 @@ def gemv(
     """
     if a_scale is None or b_scale is None:
         is_matrix = isinstance(b, BlockScaledTensor) and len(b.shape) == 3
-        a, a_scale, factor_a, a_format = batched_parts(a, a_scale, scale_layout, a_format)
-        b, b_scale, factor_b, b_format = batched_parts(b, b_scale, scale_layout, b_format)
+        whole = a
+        a, a_scale, factor_a, a_format, of_rows = batched_parts(a, a_scale, scale_layout, a_format)
+        b, b_scale, factor_b, b_format, of_row = batched_parts(b, b_scale, scale_layout, b_format)
         check_rows_format("b", b, b_scale, b_format)
+        if of_rows is not None:
+            raise UnsupportedProblem(
+                f"a is {list(whole.shape)} with a global scale for every row; gemv multiplies weights by a vector: call "
+                "gemm(a, b), whose a may have them"
+            )
         b = b[0] if is_matrix else b
-        alpha = times(alpha, factor_a, factor_b)
+        alpha = times(alpha, factor_a, factor_b, None if of_row is None else of_row.reshape(-1))
     if private_api.is_traced():  # the custom op (ops.library) that a traced graph keeps
         alpha = one_number_on(alpha, a)
         refuse_gradients(a, b, a_scale, b_scale, alpha)

@@ -18,7 +18,15 @@ from nvfp4_cute.operands import grouped
 from nvfp4_cute.operands.grouped import Result, Weights
 from nvfp4_cute.operands.numbers_on_device import numbers_of
 from nvfp4_cute.operands.results import as_results, flat_outputs, new_outputs
-from nvfp4_cute.operands.whole import check_rows_format, early_weights_beside, parts, scale_or_room, times
+from nvfp4_cute.operands.row_scales import with_row_scales
+from nvfp4_cute.operands.whole import (
+    check_rows_format,
+    early_weights_beside,
+    parts,
+    refuse_row_scales,
+    scale_or_room,
+    times,
+)
 from nvfp4_cute.ops.parts import dequantized
 from nvfp4_cute.ops.parts.gemm import gemm
 from nvfp4_cute.ops.traced import (
@@ -41,6 +49,7 @@ def grouped_gemm(
     alpha: Any = None,
     *,
     masked_m: torch.Tensor | None = None,
+    row_scale: Any = None,
     a_format: BlockFormat = NVFP4_FORMAT,
     b_format: BlockFormat = NVFP4_FORMAT,
     out: Any = None,
@@ -64,6 +73,8 @@ def grouped_gemm(
             every group's rows padded to 128; rows without scales give zeros. Masked: contiguous [G, ...] of G times
             [rm, rk, 32, 4, 4]. Float32 scales have rows: FP8_1x128 [rows, K/128], FP8_128x128 [(G, )ceil(N/128), K/128], INT8
             [rows, 1]; scales whose rows are not contiguous are copied.
+        row_scale: a factor for every row of ``a``: list: one float32 [M_g] per group; ragged: [rows]; masked: [G, M_max]. Whole
+            tensors have their own.
         a_format, b_format: formats of ``a`` and ``b``; whole tensors have their own.
         out: as in the public operation. Quantized results with sizes on the device: (data, scale) in the shapes of the result.
         early_weights: ``Options.prefetch_weights``. It must also hold for earlier launches up to one that made this promise,
@@ -78,17 +89,21 @@ def grouped_gemm(
     is_list, out_format = offs is None and masked_m is None, result_format(out_dtype)
     if a_scale is None or b_scale is None:
         early_weights = early_weights_beside(early_weights, scale_layout, b)
-        a, a_scale, factor_a, a_format = parts(a, a_scale, scale_layout, a_format)
+        a, a_scale, factor_a, a_format, own = parts(a, a_scale, scale_layout, a_format)
+        row_scale = own if row_scale is None else row_scale
         check_rows_format("a", a, a_scale, a_format)
-        b, b_scale, factor_b, b_format = parts(b, b_scale, scale_layout, b_format)
+        second = parts(b, b_scale, scale_layout, b_format)
+        refuse_row_scales("b", second)
+        b, b_scale, factor_b, b_format, _ = second
         alpha = times(alpha, factor_a, factor_b)
         a_scale = scale_or_room(a_scale, a, out_dtype, a_format, -1)
         b_scale = scale_or_room(b_scale, b, out_dtype, b_format, -1)
     if private_api.is_traced():
         check_early_weights(early_weights)
-        return _traced((a, b, a_scale, b_scale), (offs, masked_m), alpha, out, out_dtype, out_global_scale, config,
+        return _traced((a, b, a_scale, b_scale), (offs, masked_m), alpha, row_scale, out, out_dtype, out_global_scale, config,
                        (scale_layout, backend, a_format.name, b_format.name))  # fmt: skip
-    sides = (a, b, b_scale) if a_scale is None else (a, b, a_scale, b_scale)
+    sides: tuple[Any, ...] = (a, b, b_scale) if a_scale is None else (a, b, a_scale, b_scale)
+    sides = sides if row_scale is None else (*sides, row_scale)
     counts, inputs = flat_inputs(sides, offs, masked_m)
     if alpha is not None:
         alpha = numbers_of(alpha, a, offs, masked_m)
@@ -111,7 +126,7 @@ def grouped_gemm(
         inputs.append(out_global_scale)
 
     formats = a_format, b_format
-    absent = tuple(x is None for x in (a_scale, alpha, out_global_scale))
+    absent = tuple(x is None for x in (a_scale, row_scale, alpha, out_global_scale))
     settings = ("grouped_gemm", counts, absent, out_dtype, scale_layout, config, formats, early_weights)
 
     def check() -> tuple[Task, list[torch.Tensor]]:
@@ -120,7 +135,9 @@ def grouped_gemm(
             Result(out, out_dtype, out_global_scale),
         )
         how = (scale_layout, None, config, backend, early_weights)
-        return grouped_task(a, a_scale, a_format, weights, (offs, masked_m), result, *how)
+        return grouped_task(
+            a, a_scale, a_format, weights, (offs, masked_m), result, *how, row_scale=row_scale
+        )
 
     outs = call(backend, settings, inputs, group_outputs(out, is_list, out_format), check)
     return outs if out_format is None and is_list else as_results(outs, is_list, out_format, out_global_scale)
@@ -176,6 +193,7 @@ def grouped_task(
     config: KernelConfig | None,
     backend: str,
     early_weights: bool = False,
+    row_scale: Any = None,
 ) -> tuple[Task, list[torch.Tensor]]:
     """Returns the checked task of a grouped operation of any form, and the tensors that it writes."""
     check_config(config)
@@ -191,6 +209,7 @@ def grouped_task(
     if operands.activations:
         gpu = backends.gpu_of(backend, operands.device)
         return WeightOnlyTask.of(problem, operands, config, gpu), outs
+    problem, operands = with_row_scales(problem, operands, row_scale)
     return GroupedTask.of(problem, operands, config, early_weights, scale_layout), outs
 
 
@@ -200,7 +219,14 @@ def flat_operands(operands: Sequence[Any], is_list: bool) -> list[torch.Tensor]:
     return [tensor for side in there for tensor in side] if is_list else there
 
 
-def _traced(operands, sizes, alpha, out, out_dtype, global_scale, config, settings) -> Any:
+def flat_rows(row_scale: Any) -> list[torch.Tensor]:
+    """Returns the global scales of rows, one tensor for all groups or one per group, as a list; none for None."""
+    if row_scale is None:
+        return []
+    return [*row_scale] if isinstance(row_scale, list | tuple) else [row_scale]
+
+
+def _traced(operands, sizes, alpha, row_scale, out, out_dtype, global_scale, config, settings) -> Any:
     """Calls the custom op of a traced graph, which also allocates the results."""
     refuse_config(config)
     is_list, out_format = all(x is None for x in sizes), result_format(out_dtype)
@@ -211,10 +237,10 @@ def _traced(operands, sizes, alpha, out, out_dtype, global_scale, config, settin
         outs = group_outputs(out, is_list, out_format)
     else:
         outs = new_group_results(a, b, None if is_list else len(groups), 1, out_dtype)
-    flat = flat_operands(operands, is_list)
-    refuse_gradients(*flat, alpha, factors)
+    flat, rows = flat_operands(operands, is_list), flat_rows(row_scale)
+    refuse_gradients(*flat, *rows, alpha, factors)
     torch.ops.nvfp4_cute.grouped_gemm_out(
-        flat, len(a) if is_list else None, *sizes, alpha, outs, torch_dtype(out_dtype), factors, *settings,
+        flat, len(a) if is_list else None, *sizes, alpha, rows, outs, torch_dtype(out_dtype), factors, *settings,
         out_format=format_name(out_dtype),
     )  # fmt: skip
     return as_results(outs, is_list, out_format, factors)

@@ -25,8 +25,7 @@ from nvfp4_cute.problem import Form, GroupedProblem
 KERNEL_PARAM_BYTES = 32764
 # m, n, k, tile offset, reciprocal and group index (4 bytes each); output address and pitch (8 bytes each).
 GROUP_BYTES = 6 * 4 + 2 * 8
-# Address of a group's scales, for quantized outputs.
-OUT_SCALE_BYTES = 8
+ADDRESS_BYTES = 8
 TENSOR_MAP_BYTES = 128
 # Rows by which one operand interleaves the weights of a dual GEMM's products.
 INTERLEAVE = {"interleaved_64_up_first": 64, "interleaved_32_gate_first": 32}
@@ -34,17 +33,18 @@ INTERLEAVE = {"interleaved_64_up_first": 64, "interleaved_32_gate_first": 32}
 PARAM_BYTES_FIXED = 256
 
 
-def param_bytes_per_group(num_b: int = 1, is_quantized: bool = False) -> int:
+def param_bytes_per_group(num_b: int = 1, num_more: int = 0) -> int:
     """Returns the bytes of kernel parameters per group of the list form.
 
-    They hold two tensor maps for ``a`` and for each of ``num_b`` operands ``b``.
+    They hold two tensor maps for ``a`` and for each of ``num_b`` operands ``b``, and ``num_more`` addresses: of the scales of
+    quantized results, and of global scales of rows.
     """
-    return 2 * (1 + num_b) * TENSOR_MAP_BYTES + GROUP_BYTES + OUT_SCALE_BYTES * is_quantized
+    return 2 * (1 + num_b) * TENSOR_MAP_BYTES + GROUP_BYTES + ADDRESS_BYTES * num_more
 
 
-def max_list_groups(num_b: int = 1, is_quantized: bool = False) -> int:
-    """Returns the largest number of list-form groups that fit kernel parameters. is_quantized: whether outputs have scales."""
-    return (KERNEL_PARAM_BYTES - PARAM_BYTES_FIXED) // param_bytes_per_group(num_b, is_quantized)
+def max_list_groups(num_b: int = 1, num_more: int = 0) -> int:
+    """Returns the largest number of list-form groups that fit kernel parameters (:func:`param_bytes_per_group`)."""
+    return (KERNEL_PARAM_BYTES - PARAM_BYTES_FIXED) // param_bytes_per_group(num_b, num_more)
 
 
 MAX_LIST_GROUPS = max_list_groups()
