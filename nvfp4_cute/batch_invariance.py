@@ -71,8 +71,8 @@ def refuse_found_scales() -> None:
     """Raises UnsupportedProblem if a batch-invariant layer would compute the global scale of its input, from all rows."""
     if is_batch_invariant():
         raise UnsupportedProblem(
-            'input_scale="auto" is computed from all rows, so a row\'s bits would depend on the others; pass a calibrated number '
-            "as input_scale, None for 1, or 16-bit activations"
+            'input_scale="auto" is computed from all rows, so a row\'s bits would depend on the others; pass '
+            'input_scale="per_row", a calibrated number, None for 1, or 16-bit activations'
         )
 
 

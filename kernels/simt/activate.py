@@ -5,7 +5,8 @@ data (rows, bytes of N) and blocked scales, with the rows of every expert starti
 h's type. Every operation is one float32 operation, in the order of ``experts.activation``, so the bits are equal
 everywhere. Rows after the last expert's are not read.
 
-Work: a warp takes 512 columns of a row, a lane 16: a block of NVFP4, or half a block of MXFP4 and MXFP8.
+Work: a warp takes 512 columns of a row, a lane 16: a block of NVFP4, or half a block of MXFP4 and MXFP8. With a global
+scale per row, a CTA takes a row.
 """
 
 from dataclasses import dataclass
@@ -30,17 +31,21 @@ from nvfp4_cute.planning.arch.simt import ROW_WARPS, WARP_SIZE
 
 from ..common import ptx
 from ..common.encode import Encoding
-from ..common.global_access import KEEP, global_scalar, load_words
+from ..common.global_access import KEEP, global_scalar, load_words, store_word
 from ..common.launch_record import read_record
 from ..common.quantize_block import encode_block
 from ..common.select import select
 from ..common.versions import PROGRAMMATIC_FROM, compiles_for
 from .expert_rows import PlainRows, QuantizedRows, scale_word
+from .global_scale import largest_of_cta, largest_of_values, scale_of_values
 from .quantize import unpack
 from .silu import exp_minus, sigmoid
 
+# ``experts.activation.IDENTITY``
+IDENTITY = "identity"
 BLOCK = 16
 BLOCK_WORDS = BLOCK // 2
+ROW_THREADS = ROW_WARPS * WARP_SIZE
 
 
 @dataclass(frozen=True)
@@ -69,11 +74,12 @@ class ActivateKernel:
     Args:
         is_bf16: whether h and bias are bfloat16, else float16.
         format: format of the results; None for results of h's type.
-        activation: text of ``nvfp4_cute.activation``.
+        activation: text of ``nvfp4_cute.activation``, or "identity" for rows that are only quantized.
         gate_layout: "concatenated" or "interleaved"; "none" without a gate.
         has_limit: whether gate and up are clamped.
         has_bias: whether each expert has a row that is added to its rows.
         has_global_scale: whether each expert has a factor.
+        finds_scales: whether the global scale of every row is found and written.
         has_fp4_convert: whether e2m1 conversions are instructions.
         name: name of the kernel in profilers and in the emulator's reports.
     """
@@ -87,16 +93,18 @@ class ActivateKernel:
         has_limit: bool,
         has_bias: bool,
         has_global_scale: bool,
+        finds_scales: bool,
         has_fp4_convert: bool,
         name: str,
     ):
         self.is_bf16 = is_bf16
         self.quantizes = format is not None
-        self.activation = parse(activation)
+        self.activation = None if activation == IDENTITY else parse(activation)
         self.gate_layout = gate_layout
         self.has_limit = has_limit
         self.has_bias = has_bias
         self.has_global_scale = has_global_scale
+        self.finds_scales = finds_scales
         self.encode = None if format is None else Encoding.of(format, has_fp4_convert)
         # Lanes that share a block.
         self.lanes = 1 if format is None else format.block_k // BLOCK
@@ -117,12 +125,18 @@ class ActivateKernel:
         if cutlass.const_expr(self.quantizes):
             results = QuantizedRows(t[Activate.DATA], t[Activate.SCALE], n // BLOCK)
         chunks = cute.ceil_div(n, BLOCK * WARP_SIZE)
-        self.kernel.set_name_prefix(self.name)
-        self.kernel(operands, results).launch(
-            grid=(cute.ceil_div(operands.rows * chunks, ROW_WARPS), 1, 1),
-            block=(ROW_WARPS * WARP_SIZE, 1, 1),
-            stream=stream,
-        )
+        if cutlass.const_expr(self.finds_scales):
+            self.kernel_of_rows.set_name_prefix(self.name)
+            self.kernel_of_rows(operands, results).launch(
+                grid=(operands.rows, 1, 1), block=(ROW_THREADS, 1, 1), stream=stream
+            )
+        else:
+            self.kernel.set_name_prefix(self.name)
+            self.kernel(operands, results).launch(
+                grid=(cute.ceil_div(operands.rows * chunks, ROW_WARPS), 1, 1),
+                block=(ROW_WARPS * WARP_SIZE, 1, 1),
+                stream=stream,
+            )
 
     @cute.kernel
     def kernel(self, operands: ActivateOperands, results: QuantizedRows | PlainRows):
@@ -156,6 +170,36 @@ class ActivateKernel:
                 words = [ptx.pack_16x2(values[i], values[i + 1], self.is_bf16) for i in pairs]
                 results.store(row, block, words)
 
+    @cute.kernel
+    def kernel_of_rows(self, operands: ActivateOperands, results: QuantizedRows):
+        """Computes a row's results twice: to find its global scale, then to encode and store; a CTA has one row."""
+        if cutlass.const_expr(compiles_for(PROGRAMMATIC_FROM)):
+            cute.arch.griddepcontrol_launch_dependents()
+        tidx, _, _ = cute.arch.thread_idx()
+        row, _, _ = cute.arch.block_idx()
+        num_rows = global_scalar(Int32, operands.offs + Int64(operands.experts - 1) * 4)[0]
+        if row < num_rows:
+            slot = Int64(global_scalar(Int32, operands.slots + Int64(row) * 4)[0])
+            place = global_scalar(Int32, operands.places + slot * 4)[0]
+            expert = global_scalar(Int32, operands.ids + slot * operands.id_bytes)[0] - operands.first_expert
+            most, k_blocks = Uint32(0), results.k_blocks
+            values = cute.make_rmem_tensor(BLOCK, Float32)
+            for block in cutlass.range(tidx, k_blocks, ROW_THREADS, unroll=1):
+                self.compute(operands, Int64(row), Int64(expert), block * BLOCK, values)
+                most = largest_of_values(most, [values[i] for i in range(BLOCK)])
+            most = largest_of_cta(most, tidx, ROW_THREADS)
+            factor = scale_of_values(most, self.encode.format.global_scale_divisor)
+            if tidx == 0:
+                store_word(operands.global_scale + Int64(row) * 4, ptx.bits_of(factor))
+            first_block = cute.arch.make_warp_uniform(tidx // WARP_SIZE) * WARP_SIZE
+            for first in cutlass.range(first_block, k_blocks, ROW_THREADS, unroll=1):
+                block = first + tidx % WARP_SIZE
+                values.fill(0.0)
+                if block < k_blocks:
+                    self.compute(operands, Int64(row), Int64(expert), block * BLOCK, values)
+                words, code = encode_block([values[i] for i in range(BLOCK)], factor, self.encode)
+                results.store(row, place, block, words, scale_word(code, self.lanes), self.lanes)
+
     @cute.jit
     def compute(
         self, operands: ActivateOperands, row: Int64, expert: Int64, column: Int32, values: cute.Tensor
@@ -167,7 +211,9 @@ class ActivateKernel:
         limit = ptx.float_of(operands.limit)
         x = self.load(operands, h, bias, column)
         for i in cutlass.range_constexpr(BLOCK):
-            if cutlass.const_expr(self.gate_layout == "none"):
+            if cutlass.const_expr(self.activation is None):
+                values[i] = x[i]
+            elif cutlass.const_expr(self.gate_layout == "none"):
                 values[i] = self.activate(x[i])
             else:
                 gate, up = x[2 * i], x[2 * i + 1]

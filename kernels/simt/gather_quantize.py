@@ -5,7 +5,8 @@ one global scale or none, a block is quantized once for all choices of its token
 per choice. The operations are those of ``quantize``, bit for bit. Scales of missing rows stay unwritten, because
 nothing reads them. Unquantized: data (rows, K).
 
-Work: a warp takes 512 values of one token, a lane 16: a block of NVFP4, or half a block of MXFP4 and MXFP8. If there
+Work: a warp takes 512 values of one token, a lane 16: a block of NVFP4, or half a block of MXFP4 and MXFP8. With a
+global scale per row, a CTA takes a token, and reads it twice: for the largest magnitude, then, from caches. If there
 are few choices in total, every warp computes the order of rows by itself without an earlier launch, and the warps
 together write the order for later kernels.
 """
@@ -14,21 +15,24 @@ from dataclasses import dataclass
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32, Int32, Int64
+from cutlass import Float32, Int32, Int64, Uint32
 
 from nvfp4_cute.formats.block_format import BlockFormat
 from nvfp4_cute.launch_table import GatherQuantize
 from nvfp4_cute.planning.arch.simt import ROW_WARPS, WARP_SIZE
 
+from ..common import ptx
 from ..common.encode import Encoding
-from ..common.global_access import global_scalar
+from ..common.global_access import global_scalar, store_word
 from ..common.launch_record import read_record
 from ..common.versions import PROGRAMMATIC_FROM, compiles_for
 from .expert_rows import Choices, Ids, Order, PlainRows, QuantizedRows, scale_word
-from .quantize import quantize_words
+from .global_scale import largest_of_cta, largest_of_values, scale_of_values
+from .quantize import quantize_words, unpack
 from .row_blocks import read_block
 
 LANE_VALUES = 16
+ROW_THREADS = ROW_WARPS * WARP_SIZE
 
 
 @dataclass(frozen=True)
@@ -52,7 +56,7 @@ class GatherQuantizeKernel:
     Args:
         is_bf16: whether x is bfloat16, else float16.
         format: format of the rows; None keeps that of x.
-        global_scales: "none", "one", or "each": one per expert.
+        global_scales: "none", "one", "each": one per expert, or "rows": one per row, found and written.
         finds_order: whether ``rows`` is written instead of read.
         has_fp4_convert: whether e2m1 conversions are instructions.
         name: name of the kernel in profilers and in the emulator's reports.
@@ -98,12 +102,18 @@ class GatherQuantizeKernel:
         if cutlass.const_expr(self.quantizes):
             results = QuantizedRows(t[GatherQuantize.DATA], t[GatherQuantize.SCALE], k_blocks)
         chunks = cute.ceil_div(k_blocks, WARP_SIZE)
-        self.kernel.set_name_prefix(self.name)
-        self.kernel(operands, ids, results).launch(
-            grid=(cute.ceil_div(operands.tokens * chunks, ROW_WARPS), 1, 1),
-            block=(ROW_WARPS * WARP_SIZE, 1, 1),
-            stream=stream,
-        )
+        if cutlass.const_expr(self.global_scales == "rows"):
+            self.kernel_of_rows.set_name_prefix(self.name)
+            self.kernel_of_rows(operands, ids, results).launch(
+                grid=(operands.tokens, 1, 1), block=(ROW_THREADS, 1, 1), stream=stream
+            )
+        else:
+            self.kernel.set_name_prefix(self.name)
+            self.kernel(operands, ids, results).launch(
+                grid=(cute.ceil_div(operands.tokens * chunks, ROW_WARPS), 1, 1),
+                block=(ROW_WARPS * WARP_SIZE, 1, 1),
+                stream=stream,
+            )
 
     @cute.kernel
     def kernel(self, operands: GatherOperands, ids: Ids, results: QuantizedRows | PlainRows):
@@ -143,6 +153,33 @@ class GatherQuantizeKernel:
                     if row >= 0:
                         results.store(row, place, block, encoded, scales, self.lanes)
 
+    @cute.kernel
+    def kernel_of_rows(self, operands: GatherOperands, ids: Ids, results: QuantizedRows):
+        """Finds a token's rows and its global scale, then loads again, encodes, and stores; a CTA has one token."""
+        if cutlass.const_expr(compiles_for(PROGRAMMATIC_FROM)):
+            cute.arch.griddepcontrol_launch_dependents()
+        tidx, _, _ = cute.arch.thread_idx()
+        token, _, _ = cute.arch.block_idx()
+        warp, lane = cute.arch.make_warp_uniform(tidx // WARP_SIZE), tidx % WARP_SIZE
+        work, num_work = token * ROW_WARPS + warp, operands.tokens * ROW_WARPS
+        choices = self.choices(operands, ids, token, work, warp == 0, num_work)
+        most, k_blocks = Uint32(0), results.k_blocks
+        for block in cutlass.range(tidx, k_blocks, ROW_THREADS, unroll=2):
+            words = read_block(operands.x, operands.x_pitch, token, block, k_blocks)
+            values = [value for i in range(cute.size(words)) for value in unpack(words[i], self.is_bf16)]
+            most = largest_of_values(most, values)
+        most = largest_of_cta(most, tidx, ROW_THREADS)
+        factor = scale_of_values(most, self.encode.format.global_scale_divisor)
+        if warp == 0 and choices.row >= 0:
+            store_word(operands.global_scale + Int64(choices.row) * 4, ptx.bits_of(factor))
+        for first in cutlass.range(warp * WARP_SIZE, k_blocks, ROW_THREADS, unroll=1):
+            words = read_block(operands.x, operands.x_pitch, token, first + lane, k_blocks)
+            encoded, scales = self.quantize(words, factor)
+            for k in cutlass.range(ids.top_k, unroll=1):
+                row, place = (cute.arch.shuffle_sync(x, k) for x in (choices.row, choices.place))
+                if row >= 0:
+                    results.store(row, place, first + lane, encoded, scales, self.lanes)
+
     @cute.jit
     def quantize(self, words: cute.Tensor, factor: Float32):
         """Returns words of elements, and the scales of four blocks; zeros for blocks beyond K, where ``words`` are zeros."""
@@ -152,17 +189,28 @@ class GatherQuantizeKernel:
         return encoded, scale_word(code, self.lanes)
 
     @cute.jit
-    def choices(self, operands: GatherOperands, ids: Ids, token: Int32, work: Int32, tells: cutlass.Boolean):
+    def choices(
+        self,
+        operands: GatherOperands,
+        ids: Ids,
+        token: Int32,
+        work: Int32,
+        tells: cutlass.Boolean,
+        num_work: Int32 | None = None,
+    ):
         """Returns the token's choices.
 
         If they are computed here, the warp writes them if it ``tells``, and its part of ``offs``.
+
+        work, num_work: number of the warp, and of warps; None: a warp has 32 blocks.
         """
         lane = cute.arch.lane_idx()
         slot = token * ids.top_k + lane
         num_slots = operands.tokens * ids.top_k
         if cutlass.const_expr(self.finds_order):
             order = Order(operands.rows, operands.places, operands.offs, operands.slots)
-            num_work = operands.tokens * cute.ceil_div(operands.k_blocks, WARP_SIZE)
+            if cutlass.const_expr(num_work is None):
+                num_work = operands.tokens * cute.ceil_div(operands.k_blocks, WARP_SIZE)
             return order.find(ids, num_slots, token, work, num_work, tells)
         row, place, expert = Int32(-1), Int32(-1), Int32(0)
         if lane < ids.top_k:

@@ -36,6 +36,8 @@ from nvfp4_cute.activation import (
 from nvfp4_cute.formats.silu import exp_minus, sigmoid
 
 GateLayout = Literal["concatenated", "interleaved", "none"]
+# Instead of an activation: rows are activated already.
+IDENTITY = "identity"
 
 
 def activate(x: torch.Tensor, activation: Any) -> torch.Tensor:
@@ -82,13 +84,15 @@ def activate_rows(
 
     Args:
         h: float32 [rows, N], or [rows, 2 N] with a gate: [gate, up], or alternating columns of both ("interleaved").
-        activation: text of ``nvfp4_cute.activation``.
+        activation: text of ``nvfp4_cute.activation``, or ``IDENTITY``, without a gate.
         gate_layout: how the columns of gate and up are arranged in ``h``.
         limit: the limit of line 2, or None.
 
     Returns:
         float32 [rows, N].
     """
+    if activation == IDENTITY:
+        return h
     own = parse(activation)
     if gate_layout == "none":
         return activate(h, own)

@@ -1,16 +1,21 @@
 """Rules that the operands of a layer of experts share."""
 
-from typing import Any, get_args
+from typing import Any, Literal, get_args
 
 import torch
 
 from nvfp4_cute.formats.block_format import BlockFormat, as_format, format_named
+from nvfp4_cute.formats.global_scale import PER_ROW
 from nvfp4_cute.operands import rules as checks
 from nvfp4_cute.problem import ResultName
 
 ID_DTYPES = (torch.int32, torch.int64)
 ROW_FORMATS = get_args(ResultName)
 ROW_DTYPES = (torch.float16, torch.bfloat16)
+# Names of rows with a global scale each.
+PER_ROW_SUFFIX = f"_{PER_ROW}"
+RowsWithScales = Literal["nvfp4_per_row", "nvfp4_four_over_six_per_row"]
+ROWS_WITH_SCALES = get_args(RowsWithScales)
 
 
 def check_vector(name: str, tensor: torch.Tensor | None, length: int) -> None:
@@ -91,8 +96,14 @@ def check_row_scales(activations: str, **global_scales: Any) -> None:
         activations: see ``moe``.
         global_scales: by the caller's argument names; None where not given.
     """
-    if activations != "16bit":
-        return _check_global_scales(format_named(activations), global_scales)
+    for name, scale in global_scales.items():
+        if scale is not None and scales_rows(activations):
+            raise ValueError(
+                f"{name} with activations={activations!r}, whose rows find their own scales; leave it out"
+            )
+    row_format = format_of_rows(activations)
+    if row_format is not None:
+        return _check_global_scales(row_format, global_scales)
     for name, scale in global_scales.items():
         if scale is not None:
             raise ValueError(
@@ -104,6 +115,35 @@ def _check_global_scales(format: BlockFormat, global_scales: dict[str, Any]) -> 
     for name, scale in global_scales.items():
         if scale is not None and not format.has_global_scale:
             raise ValueError(f"{name} with rows of {format.title}, which have no global scale; leave it out")
+
+
+def scales_rows(activations: str) -> bool:
+    """Returns whether ``activations``, see ``moe``, have a global scale per row."""
+    return activations in ROWS_WITH_SCALES
+
+
+def with_row_scales(activations: str) -> Any:
+    """Returns the name of ``activations`` with a global scale per row. Raises ValueError if their format has none."""
+    name = f"{activations}{PER_ROW_SUFFIX}"
+    if name not in ROWS_WITH_SCALES:
+        raise ValueError(
+            f"input_scale={PER_ROW!r} with activations={activations!r}, which have no global scale; leave it out, or pass "
+            'activations="nvfp4"'
+        )
+    return name
+
+
+def kind_of_rows(activations: str, input_scale: Any) -> tuple[Any, Any]:
+    """Returns ``activations`` and ``input_scale`` of ``moe`` on parts; the word "per_row" becomes part of the former."""
+    if isinstance(input_scale, str):
+        checks.check_choice("input_scale", input_scale, (PER_ROW,))
+        return with_row_scales(activations), None
+    return activations, input_scale
+
+
+def format_of_rows(activations: str) -> BlockFormat | None:
+    """Returns the format of quantized rows, see ``moe``; None for rows in 16 bits."""
+    return None if activations == "16bit" else format_named(activations.removesuffix(PER_ROW_SUFFIX))
 
 
 def check_row_pitch(letter: str, k: int) -> None:

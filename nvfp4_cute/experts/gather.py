@@ -84,6 +84,35 @@ def gather_quantize(
     return (*as_results([data, scale], False, format, None), order)
 
 
+def gather_quantize_rows(
+    x: torch.Tensor,
+    ids: torch.Tensor,
+    num_experts: int,
+    *,
+    format: BlockFormat = NVFP4,
+    first_expert: int = 0,
+    backend: str = "auto",
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, Permutation]:
+    """Quantizes as ``gather_quantize`` does, with a global scale of every row, found in the same launch.
+
+    Args:
+        x, ids, num_experts, first_expert, backend: see ``gather_quantize``.
+        format: NVFP4 or FOUR_OVER_SIX.
+
+    Returns:
+        data and scale, see ``gather_quantize``; float32 [T * k], the global scales of rows; order of the rows.
+
+    Raises:
+        TypeError, ValueError, UnsupportedProblem: an operand breaks a rule.
+        UnsupportedTarget: the GPU has no kernel.
+    """
+    _check(x, ids, num_experts)
+    data, scale = new_rows(ids.numel(), x.shape[1], num_experts, format, x.device)
+    found = torch.empty(ids.numel(), dtype=torch.float32, device=x.device)
+    order = _gather(x, ids, num_experts, found, data, scale, first_expert, backend, format, finds_scales=True)
+    return (*as_results([data, scale], False, format, None), found, order)
+
+
 def gather(
     x: torch.Tensor, ids: torch.Tensor, num_experts: int, *, first_expert: int = 0, backend: str = "auto"
 ) -> tuple[torch.Tensor, Permutation]:
@@ -154,7 +183,7 @@ def _check(
 
 
 def _gather(
-    x, ids, num_experts, global_scale, data, scale, first_expert, backend, format=None
+    x, ids, num_experts, global_scale, data, scale, first_expert, backend, format=None, finds_scales=False
 ) -> Permutation:
     """Finds the order of rows, and writes them, quantized if there is a ``format``."""
     finds_order = ids.numel() <= FEW_SLOTS
@@ -176,6 +205,7 @@ def _gather(
         first_expert=first_expert,
         finds_order=finds_order,
         format=format,
+        finds_scales=finds_scales,
     )
     if finds_order and not ids.numel():
         order.offs.zero_()
@@ -189,7 +219,8 @@ class GatherQuantizeTask(TableTask):
 
     ``finds_order``: whether the kernel writes the fields of ``Permutation`` or reads them.
 
-    Without ``scale``, rows of ``data`` are copies of rows of ``x``.
+    Without ``scale``, rows of ``data`` are copies of rows of ``x``. With ``finds_scales``, ``global_scale`` is written, one
+    number per row.
     """
 
     columns = GatherQuantize
@@ -205,11 +236,13 @@ class GatherQuantizeTask(TableTask):
     first_expert: int
     finds_order: bool
     format: BlockFormat | None
+    finds_scales: bool = False
 
     @property
     def written(self) -> tuple[str, ...]:  # type: ignore[override]
         """Names of the fields that the gather kernel writes."""
-        scale = () if self.scale is None else ("scale",)
+        scale = ("global_scale",) * self.finds_scales
+        scale += () if self.scale is None else ("scale",)
         return ("data", *scale, *(("rows", "places", "offs", "slots") if self.finds_order else ()))
 
     @property
@@ -227,6 +260,8 @@ class GatherQuantizeTask(TableTask):
     def _global_scales(self) -> str:
         if self.global_scale is None:
             return "none"
+        if self.finds_scales:
+            return "rows"
         return "one" if self.global_scale.numel() == 1 else "each"
 
     def numbers(self, gpu: Gpu) -> dict[IntEnum, int]:
@@ -259,4 +294,5 @@ class GatherQuantizeTask(TableTask):
             return
         rows_of = lambda _, start, stop: self.x[tokens[start:stop]]
         ends, parts = self.offs.tolist(), (self.data, self.scale)
-        block_scaled.quantize_groups(ends, rows_of, self.global_scale, *parts, self.format)
+        given, found = (None, self.global_scale) if self.finds_scales else (self.global_scale, None)
+        block_scaled.quantize_groups(ends, rows_of, given, *parts, self.format, found=found)

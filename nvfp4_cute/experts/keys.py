@@ -131,9 +131,11 @@ class ActivateKey(SimtKey):
     has_limit: bool
     has_bias: bool
     has_global_scale: bool
+    finds_scales: bool = False
 
     def _name(self) -> str:
         options = "_limit" * self.has_limit + "_bias" * self.has_bias + "_scaled" * self.has_global_scale
+        options += "_rows" * self.finds_scales
         operation = "activate_16bit" if self.format is None else f"activate{_suffix(self.format)}"
         return f"moe_{operation}_{self.arch}_{dtype_name(self.dtype)}_{symbol(self.activation)}_{self.gate_layout}{options}"
 

@@ -11,7 +11,7 @@ from nvfp4_cute.backends.calls import chain
 from nvfp4_cute.experts import routed
 from nvfp4_cute.experts.checks import check_first_expert
 from nvfp4_cute.experts.combine import add_up, check_call
-from nvfp4_cute.experts.gather import gather_as
+from nvfp4_cute.experts.gather import gather_as, gather_quantize_rows
 from nvfp4_cute.experts.parallel import moe_over_ranks
 from nvfp4_cute.experts.placement import Placement
 from nvfp4_cute.experts.products import Activations, ExpertLayout, LocalExperts
@@ -73,9 +73,10 @@ def moe(
             FP8_128x128 or INT8 in a BlockScaledTensor.
         w2: weights of the second product in the same types, [E, H, I].
         activations: format of the rows of both products: "nvfp4", "mxfp4", "mxfp8_e4m3", "mxfp8_e5m2", "fp8_1x128", "fp8_1xk",
-            "int8" or "16bit". The weights' format must have a product with it: MXFP4 and MXFP8 go with rows of either,
-            FP8_128x128 with "fp8_1x128", MXFP4 weights from ``mxfp4_for_fp8`` with "fp8_1xk", INT8 with "int8". Ranks of a
-            group send 16-bit rows to each other, or NVFP4 rows if all experts quantize alike.
+            "int8" or "16bit"; "nvfp4_per_row" with a global scale of every row, found by the launches that quantize. The weights'
+            format must have a product with it: MXFP4 and MXFP8 go with rows of either, FP8_128x128 with "fp8_1x128", MXFP4
+            weights from ``mxfp4_for_fp8`` with "fp8_1xk", INT8 with "int8". Ranks of a group send 16-bit rows to each other, or
+            NVFP4 rows if all experts quantize alike.
         activation: text of ``nvfp4_cute.activation``, such as "silu".
         limit: clamps the gate to at most ``limit`` and up to [-limit, limit].
         weight_layout: order of w13's rows: "concatenated" [gate; up], "interleaved" with alternating rows, "none" without a
@@ -197,8 +198,14 @@ def _compute(call: _Call) -> torch.Tensor:
     if routed.takes(experts, ids):
         down = routed.rows(experts, x, ids, **where)
         return _added_up(call, down, None, experts.count)
-    data, scale, order = gather_as(experts.row_format, x, ids, experts.count, call.input_scale, **where)
-    down = experts.rows(data, scale, ids, order, dtype=x.dtype, **where)
+    row_scale: torch.Tensor | None = None
+    scale: torch.Tensor | None
+    format = experts.row_format
+    if experts.scales_rows and format is not None:
+        data, scale, row_scale, order = gather_quantize_rows(x, ids, experts.count, format=format, **where)
+    else:
+        data, scale, order = gather_as(format, x, ids, experts.count, call.input_scale, **where)
+    down = experts.rows(data, scale, ids, order, dtype=x.dtype, row_scale=row_scale, **where)
     return _added_up(call, down, order.rows)
 
 

@@ -8,7 +8,7 @@ import torch
 
 from nvfp4_cute.activation import parse
 from nvfp4_cute.backends.calls import run
-from nvfp4_cute.experts.activation import GateLayout, activate_rows
+from nvfp4_cute.experts.activation import IDENTITY, GateLayout, activate_rows
 from nvfp4_cute.experts.checks import check_ids, check_row_format, check_rows, check_vector
 from nvfp4_cute.experts.keys import ActivateKey
 from nvfp4_cute.experts.new_rows import new_rows
@@ -70,6 +70,42 @@ def activate_quantize(
     return as_results([data, scale], False, format, None)
 
 
+def activate_quantize_rows(
+    h: torch.Tensor,
+    ids: torch.Tensor,
+    order: Permutation,
+    *,
+    activation: str = "silu",
+    gate_layout: GateLayout = "concatenated",
+    limit: float | None = None,
+    bias: torch.Tensor | None = None,
+    first_expert: int = 0,
+    format: BlockFormat = NVFP4,
+    backend: str = "auto",
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Quantizes as ``activate_quantize`` does, with a global scale of every row, found in the same launch.
+
+    Args:
+        h, ids, order, activation, gate_layout, limit, bias, first_expert, backend: see ``activate_quantize``. Also ``IDENTITY``,
+            without a gate, for rows that are activated already.
+        format: NVFP4 or FOUR_OVER_SIX.
+
+    Returns:
+        data and scale, see ``activate_quantize``, and float32 [R], the global scales of rows.
+
+    Raises:
+        TypeError, ValueError: an operand breaks a rule.
+        UnsupportedTarget: the GPU has no kernel.
+    """
+    is_active = activation == IDENTITY and gate_layout == "none"
+    n = _check(h, ids, order, "silu" if is_active else activation, gate_layout, bias)
+    data, scale = new_rows(len(h), n, len(order.offs), format, h.device)
+    found = torch.empty(len(h), dtype=torch.float32, device=h.device)
+    choices = (activation, gate_layout, limit, first_expert)
+    _activate(h, bias, ids, order, found, data, scale, choices, backend, format, finds_scales=True)
+    return (*as_results([data, scale], False, format, None), found)
+
+
 def activate(
     h: torch.Tensor,
     ids: torch.Tensor,
@@ -102,7 +138,17 @@ def activate(
 
 
 def _activate(
-    h, bias, ids, order: Permutation, global_scale, data, scale, choices, backend, format=None
+    h,
+    bias,
+    ids,
+    order: Permutation,
+    global_scale,
+    data,
+    scale,
+    choices,
+    backend,
+    format=None,
+    finds_scales=False,
 ) -> None:
     """Writes the rows, quantized if there is a ``format``. A limit applies only if there is a gate."""
     activation, gate_layout, limit, first_expert = choices
@@ -116,11 +162,12 @@ def _activate(
         global_scale=global_scale,
         data=data,
         scale=scale,
-        activation=parse(activation).function,
+        activation=IDENTITY if activation == IDENTITY else parse(activation).function,
         gate_layout=gate_layout,
         limit=None if gate_layout == "none" else limit,
         first_expert=first_expert,
         format=format,
+        finds_scales=finds_scales,
     )
     run(backend, task)
 
@@ -154,7 +201,10 @@ def _check(h, ids, order: Permutation, activation: str, gate_layout: str, bias, 
 
 @dataclass(frozen=True)
 class ActivateTask(TableTask):
-    """Checked operands of ``activate_quantize``, or of ``activate``, which has no ``scale``."""
+    """Checked operands of ``activate_quantize``, or of ``activate``, which has no ``scale``.
+
+    With ``finds_scales``, ``global_scale`` is written, one number per row.
+    """
 
     columns = Activate
     h: torch.Tensor
@@ -171,10 +221,13 @@ class ActivateTask(TableTask):
     limit: float | None
     first_expert: int
     format: BlockFormat | None
+    finds_scales: bool = False
 
     @property
     def written(self) -> tuple[str, ...]:  # type: ignore[override]
         """Names of the fields that the activation kernel writes."""
+        if self.finds_scales:
+            return ("data", "scale", "global_scale")
         return ("data",) if self.scale is None else ("data", "scale")
 
     @property
@@ -185,7 +238,8 @@ class ActivateTask(TableTask):
     def key(self, gpu: Gpu) -> ActivateKey:
         """Returns the key of the activation kernel."""
         given = (x is not None for x in (self.limit, self.bias, self.global_scale))
-        return ActivateKey(gpu.arch, self.h.dtype, self.format, self.activation, self.gate_layout, *given)
+        of_rows = self.h.dtype, self.format, self.activation, self.gate_layout
+        return ActivateKey(gpu.arch, *of_rows, *given, finds_scales=self.finds_scales)
 
     def numbers(self, gpu: Gpu) -> dict[IntEnum, int]:
         """Returns the extents for the launch table of an activation."""
@@ -210,7 +264,8 @@ class ActivateTask(TableTask):
         ends = self.offs.tolist()
         if self.scale is not None and self.format is not None:
             parts = self.data, self.scale
-            block_scaled.quantize_groups(ends, rows_of, self.global_scale, *parts, self.format)
+            given, found = (None, self.global_scale) if self.finds_scales else (self.global_scale, None)
+            block_scaled.quantize_groups(ends, rows_of, given, *parts, self.format, found=found)
             return
         for expert, (start, stop) in enumerate(pairwise([0, *ends])):
             self.data[start:stop] = rows_of(expert, start, stop)

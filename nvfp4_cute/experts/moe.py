@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Literal
 import torch
 
 from nvfp4_cute.activation import SILU, Activation, activation_of
+from nvfp4_cute.experts.checks import kind_of_rows
 from nvfp4_cute.experts.input_weights import moe_of_weighted_tokens
 from nvfp4_cute.experts.layer import moe as moe_of_parts
 from nvfp4_cute.experts.placement import Placement
@@ -48,14 +49,15 @@ class Rows:
     Attributes:
         format: "nvfp4", "mxfp4", "mxfp8_e4m3", "mxfp8_e5m2", "fp8_1x128" (with weights in FP8_128x128), "fp8_1xk" (with those
             of ``mxfp4_for_fp8``), "int8" (with INT8), or "16bit" for rows that stay in x's dtype (W4A16, sm_80 and newer).
-        input_scale: calibrated global scale of x (NVFP4): float32 with one element, or [E].
-        hidden_scale: calibrated global scale of the rows between both products.
+        input_scale: calibrated global scale of x (NVFP4): float32 with one element, or [E]. "per_row": every row of both products
+            has its own, found by the launches that quantize; nothing is calibrated, and rows are independent of each other.
+        hidden_scale: calibrated global scale of the rows between both products; None with "per_row".
         weight_on_input: whether router weights multiply tokens before the first product (Llama-4) instead of results after the
             second one. The weighted tokens are rounded to the dtype of x.
     """
 
     format: Activations = "nvfp4"
-    input_scale: torch.Tensor | None = None
+    input_scale: torch.Tensor | Literal["per_row"] | None = None
     hidden_scale: torch.Tensor | None = None
     weight_on_input: bool = False
 
@@ -133,11 +135,12 @@ def moe(
     if not isinstance(ranks, Parallel):
         raise TypeError(f"parallel={ranks!r} is not a Parallel; pass nvfp4_cute.Parallel(group)")
     how = _rows_of(rows, first.weight)
+    kind, input_scale = kind_of_rows(how.format, how.input_scale)
     if isinstance(second.alpha, tuple):
         raise TypeError("w2.alpha is a tuple; the second product has one factor per expert")
     run = lambda x, ids, weights, shared, capacity: moe_of_parts(
-        x, ids, weights, first.weight, second.weight, activations=how.format, activation=act.function, limit=act.limit,
-        weight_layout=first.layout, input_scale=how.input_scale, hidden_scale=how.hidden_scale, alpha13=first.alpha,
+        x, ids, weights, first.weight, second.weight, activations=kind, activation=act.function, limit=act.limit,
+        weight_layout=first.layout, input_scale=input_scale, hidden_scale=how.hidden_scale, alpha13=first.alpha,
         alpha2=second.alpha, bias13=first.bias, bias2=second.bias, shared=shared, first_expert=ranks.first_expert,
         group=ranks.group, placement=ranks.placement, capacity=capacity, parallel=ranks.divide, backend=backend,
     )  # fmt: skip

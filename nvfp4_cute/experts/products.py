@@ -10,13 +10,20 @@ from nvfp4_cute import backends, private_api
 from nvfp4_cute.activation import check_limit, parse
 from nvfp4_cute.batch_invariance import is_batch_invariant
 from nvfp4_cute.errors import UnsupportedProblem
-from nvfp4_cute.experts.checks import check_expert_weights, check_row_scales
+from nvfp4_cute.experts.activation import IDENTITY
+from nvfp4_cute.experts.checks import (
+    RowsWithScales,
+    check_expert_weights,
+    check_row_scales,
+    format_of_rows,
+    scales_rows,
+)
 from nvfp4_cute.experts.gather import gather_as, quantize_rows
-from nvfp4_cute.experts.middle import activate, activate_quantize
+from nvfp4_cute.experts.middle import activate, activate_quantize, activate_quantize_rows
 from nvfp4_cute.experts.permutation import Permutation
 from nvfp4_cute.experts.weights import per_expert, product_factors
 from nvfp4_cute.formats.block_format import NVFP4 as NVFP4_FORMAT
-from nvfp4_cute.formats.block_format import BlockFormat, FP8_1xK, format_named
+from nvfp4_cute.formats.block_format import BlockFormat, FP8_1xK
 from nvfp4_cute.launch import tuned
 from nvfp4_cute.launch.plan import config_of
 from nvfp4_cute.operands import rules as checks
@@ -37,7 +44,7 @@ from nvfp4_cute.problem import (
 ExpertLayout = Literal[
     "concatenated", "interleaved", "interleaved_64_up_first", "interleaved_32_gate_first", "none"
 ]
-Activations = Literal[ResultName, "fp8_1x128", "fp8_1xk", "int8", "16bit"]
+Activations = Literal[ResultName, RowsWithScales, "fp8_1x128", "fp8_1xk", "int8", "16bit"]
 LAYOUTS = ("concatenated", "interleaved", "interleaved_64_up_first", "interleaved_32_gate_first", "none")
 # Both halves of concatenated weights have scales in separate blocks if they have a multiple of this many rows.
 FUSED_ROWS = 256
@@ -121,6 +128,11 @@ class LocalExperts:
         if signature in _checked:
             return
         ids = torch.empty((0, 1), dtype=torch.int32, device=x.device)
+        if self.scales_rows:
+            raise UnsupportedProblem(
+                'input_scale="per_row" with a group that divides experts: ranks send rows that are quantized with one scale, or '
+                'in 16 bits; divide="tensor" divides every expert, or pass calibrated scales'
+            )
         data, scale, order = gather_as(self.row_format, x[:0], ids, self.count, None, backend=backend)
         self.rows(data, scale, ids, order, dtype=x.dtype, first_expert=0, backend=backend)
         _checked.add(signature)
@@ -146,7 +158,12 @@ class LocalExperts:
     @property
     def row_format(self) -> BlockFormat | None:
         """Format of quantized rows; None for 16-bit rows."""
-        return None if self.activations == "16bit" else format_named(self.activations)
+        return format_of_rows(self.activations)
+
+    @property
+    def scales_rows(self) -> bool:
+        """Whether rows of both products have a global scale each."""
+        return scales_rows(self.activations)
 
     @property
     def _has_row_scales(self) -> bool:
@@ -161,10 +178,10 @@ class LocalExperts:
     def _hidden_dtype(self, dtype: torch.dtype, backend: str, device: torch.device) -> Any:
         """Returns dtype or format of hidden activations from a fused launch, for results in ``dtype``.
 
-        Hidden activations that a later launch quantizes are in float32, so that all backends round them once. FP8_1xK is an
-        exception: the launch that quantizes to it reads 16-bit rows, so they are rounded twice.
+        Hidden activations that a later launch quantizes are in float32, so that all backends round them once. FP8_1xK and rows with
+        a global scale each are exceptions: the launch that quantizes to them reads 16-bit rows, so they are rounded twice.
         """
-        if self.row_format in (None, FP8_1xK):
+        if self.row_format in (None, FP8_1xK) or self.scales_rows:
             return dtype
         formats = self._a_format, self.w13.format
         if self._has_row_scales and not composed_dual.is_fused(formats, backend, device, self.row_format):
@@ -182,16 +199,18 @@ class LocalExperts:
         first_expert: int,
         backend: str,
         mean_rows: int | None = None,
+        row_scale: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Computes one result per row, [R, H] in ``dtype``, in at most three launches (four with 8-bit rows).
 
         Args:
-            data, scale, order: from ``gather_quantize``, or from ``gather`` with ``scale=None``.
+            data, scale, order: from ``gather_quantize`` or ``gather_quantize_rows``, or from ``gather`` with ``scale=None``.
             ids: the ids from which ``order`` was computed.
             dtype: dtype of the results.
             first_expert, backend: see ``moe``.
             mean_rows: mean number of rows per expert, for which kernels are chosen; None for R / E. Needed where ``data`` has
                 spare room.
+            row_scale: from ``gather_quantize_rows``.
         """
         hidden: Any
         configs = self._configs(mean_rows, dtype, backend, data.device)
@@ -200,18 +219,25 @@ class LocalExperts:
             out_dtype = self._hidden_dtype(dtype, backend, data.device)
             hidden = grouped_dual_gemm(
                 data, self.w13.data, None, scale, self.w13.scale, None, self.gate_alpha, self.up_alpha, offs=order.offs,
-                activation=self.activation, limit=self.limit, weight_layout=fused_layout,
+                row_scale=row_scale, activation=self.activation, limit=self.limit, weight_layout=fused_layout,
                 out_dtype=out_dtype, out_global_scale=self.hidden_scale, a_format=self._a_format,
                 b_format=self.w13.format, early_weights=order.is_older, backend=backend, config=configs[0],
             )  # fmt: skip
         else:
-            hidden = self._two_launches(data, scale, ids, order, dtype, first_expert, backend, configs[0])
-        if isinstance(hidden, torch.Tensor):
+            rows = data, scale, row_scale
+            hidden = self._two_launches(rows, ids, order, dtype, first_expert, backend, configs[0])
+        if isinstance(hidden, torch.Tensor) and self.scales_rows and self.row_format is not None:
+            hidden = activate_quantize_rows(
+                hidden, ids, order, activation=IDENTITY, gate_layout="none", first_expert=first_expert,
+                format=self.row_format, backend=backend,
+            )  # fmt: skip
+        elif isinstance(hidden, torch.Tensor):
             hidden = quantize_rows(hidden, self.row_format, backend)
-        hidden, hidden_sf = hidden
+        hidden, hidden_sf, *hidden_scale = hidden
         return grouped_gemm(
             hidden, self.w2.data, hidden_sf, self.w2.scale, order.offs, self.alpha2, out_dtype=dtype,
-            a_format=self._a_format, b_format=self.w2.format, early_weights=True, backend=backend, config=configs[1],
+            row_scale=hidden_scale[0] if hidden_scale else None, a_format=self._a_format, b_format=self.w2.format,
+            early_weights=True, backend=backend, config=configs[1],
         )  # fmt: skip
 
     def _dequantizes_first(self, rows: torch.Tensor, config: KernelConfig | None, backend: str) -> bool:
@@ -235,7 +261,7 @@ class LocalExperts:
         gate = Gate(self.activation, self.limit, self.weight_layout) if self.is_fused else None
         first = (
             (mean_rows, width if gate else rows, hidden),
-            (self.activations if self.row_format else dtype) if gate else dtype,
+            (self.activations if self.row_format and not self.scales_rows else dtype) if gate else dtype,
             gate,
         )
         second = (mean_rows, hidden, width), dtype, None
@@ -245,11 +271,15 @@ class LocalExperts:
             config_of_mean(name, device, self.count, *second, a_format, self.w2.format, is_batch_invariant()),
         )
 
-    def _two_launches(self, data, scale, ids, order, dtype, first_expert, backend, config) -> Any:
-        """Computes the first product, then its activation; returns rows and, if that quantizes them, scales."""
+    def _two_launches(self, rows, ids, order, dtype, first_expert, backend, config) -> Any:
+        """Computes the first product, then its activation; returns rows and, if that quantizes them, all their scales.
+
+        rows: data, scale and row_scale.
+        """
         gate_layout: Any = self.weight_layout
+        data, scale, row_scale = rows
         h = grouped_gemm(
-            data, self.w13.data, scale, self.w13.scale, order.offs, self.gate_alpha, out_dtype=dtype,
+            data, self.w13.data, scale, self.w13.scale, order.offs, self.gate_alpha, out_dtype=dtype, row_scale=row_scale,
             a_format=self._a_format, b_format=self.w13.format, early_weights=order.is_older, backend=backend, config=config,
         )  # fmt: skip
         options: Any = {
@@ -258,6 +288,8 @@ class LocalExperts:
         }  # fmt: skip
         if self.row_format is None or self._has_row_scales:
             return activate(h, ids, order, **options)
+        if self.scales_rows:
+            return activate_quantize_rows(h, ids, order, format=self.row_format, **options)
         return activate_quantize(
             h, ids, order, global_scale=self.hidden_scale, format=self.row_format, **options
         )

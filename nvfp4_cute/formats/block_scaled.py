@@ -636,7 +636,7 @@ def quantize_groups(
             result = quantize(rows, format=format, global_scale=factor, scale_rounding=scale_rounding)
             data[start:stop] = result.data.view(torch.uint8)
             scale[atom : atom + len(result.scale)] = result.scale.view(torch.uint8)
-            if found is not None:
+            if found is not None and result.global_scale is not None:
                 found[start:stop] = result.global_scale
             atom += len(result.scale)
         start = stop

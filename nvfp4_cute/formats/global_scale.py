@@ -1,7 +1,7 @@
 """The float32 global scale of an NVFP4 tensor: how a caller may give it, and which values are refused."""
 
 import math
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -12,7 +12,7 @@ from nvfp4_cute.formats.codecs import FLOAT32_MIN_NORMAL
 # |x| <= GLOBAL_SCALE_DIVISOR * global_scale is representable: largest element times largest block scale.
 GLOBAL_SCALE_DIVISOR = NVFP4.global_scale_divisor
 # The word for a global scale of every row.
-PER_ROW = "per_row"
+PER_ROW: Literal["per_row"] = "per_row"
 # Accepted kinds of values, for messages.
 KINDS = {
     "global_scale": 'a number, a tensor, "auto", "per_batch", "per_row" or None',

@@ -156,8 +156,9 @@ class GroupedTask(GroupsTask):
             if data.ndim == 3:
                 data = data[rows.batch]
             out = (out[rows.batch] if out.ndim == 3 else out)[rows.start : rows.end]
-            of_rows = None if a.row_scale is None else a.row_scale.view(-1, a.rows)[rows.batch]
-            of_rows = None if of_rows is None else [of_rows[rows.start : rows.end]]
+            of_rows = None
+            if a.row_scale is not None:
+                of_rows = [a.row_scale.view(-1, a.rows)[rows.batch, rows.start : rows.end]]
             result = self._group_reference(g, is_listed, data[rows.start : rows.end], scale, of_rows)
             if not operands.out_scale:
                 out.copy_(result)

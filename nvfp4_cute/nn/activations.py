@@ -7,6 +7,7 @@ from typing import Any, Literal, get_args
 import torch
 
 from nvfp4_cute import backends
+from nvfp4_cute.experts.checks import RowsWithScales, scales_rows, with_row_scales
 from nvfp4_cute.formats.block_format import (
     INT8,
     MXFP4,
@@ -21,9 +22,11 @@ from nvfp4_cute.formats.block_format import (
 from nvfp4_cute.operands.rules import check_choice
 from nvfp4_cute.planning.arch import has_fp4_mma, is_weight_only
 
-Activations = Literal["nvfp4", "nvfp4_four_over_six", "16bit", "auto"]
-Mode = Literal["nvfp4", "nvfp4_four_over_six", "16bit"]
-LayerMode = Literal["nvfp4", "nvfp4_four_over_six", "mxfp4", "mxfp8_e4m3", "fp8", "int8", "16bit"]
+Activations = Literal["nvfp4", "nvfp4_four_over_six", RowsWithScales, "16bit", "auto"]
+Mode = Literal["nvfp4", "nvfp4_four_over_six", RowsWithScales, "16bit"]
+LayerMode = Literal[
+    "nvfp4", "nvfp4_four_over_six", RowsWithScales, "mxfp4", "mxfp8_e4m3", "fp8", "int8", "16bit"
+]
 CHOICES = get_args(Activations)
 # Format of the weights -> format to which activations are quantized, and the name of that choice.
 ROWS: dict[BlockFormat, tuple[BlockFormat, LayerMode]] = {
@@ -63,10 +66,17 @@ def rows_format(format: BlockFormat) -> BlockFormat:
     return ROWS[format][0]
 
 
-def layer_mode(activations: Any, backend: str, device: torch.device) -> LayerMode:
-    """Resolves a choice that :func:`check_activations` returned for a layer on ``device``."""
+def layer_mode(
+    activations: Any, backend: str, device: torch.device, finds_row_scales: bool = False
+) -> LayerMode:
+    """Resolves a choice that :func:`check_activations` returned for a layer on ``device``.
+
+    finds_row_scales: whether quantized rows have a global scale each, as if ``activations`` said so.
+    """
     if activations in CHOICES:
-        return mode_of(activations, backend, device)
+        mode = mode_of(activations, backend, device)
+        adds = finds_row_scales and mode != "16bit" and not scales_rows(mode)
+        return with_row_scales(mode) if adds else mode
     return "16bit" if must_keep_16_bits(backend, device) else activations
 
 

@@ -7,10 +7,12 @@ import torch
 from torch.nn import functional
 
 from nvfp4_cute.activation import Activation, activation_of
-from nvfp4_cute.experts.checks import kernel_ids
+from nvfp4_cute.batch_invariance import refuse_found_scales
+from nvfp4_cute.experts.checks import PER_ROW_SUFFIX, kernel_ids, scales_rows
 from nvfp4_cute.formats.block_format import NVFP4, BlockFormat, format_named
 from nvfp4_cute.formats.block_scaled import BlockScaledTensor
 from nvfp4_cute.formats.codecs import FLOAT32_MIN_NORMAL
+from nvfp4_cute.formats.global_scale import PER_ROW
 from nvfp4_cute.nn.products import KERNEL_DTYPE
 from nvfp4_cute.nn.rounded import ROUNDED_FORMATS, PreparedRows, rounded
 from nvfp4_cute.nn.state import KeepsBits
@@ -18,6 +20,7 @@ from nvfp4_cute.nn.weights import scales_of, words_of
 from nvfp4_cute.operands.rules import check_choice, check_tensors
 from nvfp4_cute.operands.whole import times
 from nvfp4_cute.ops.parts.grouped_gemm import grouped_gemm
+from nvfp4_cute.ops.quantize import grouped_quantize as grouped_quantize_rows
 from nvfp4_cute.ops.quantize import grouped_quantize_parts as grouped_quantize
 from nvfp4_cute.ops.quantize import quantize
 from nvfp4_cute.problem import OUT_DTYPES
@@ -28,12 +31,13 @@ HiddenFunction = Activation | Callable[..., torch.Tensor]
 
 
 class Rows(NamedTuple):
-    """Rows of all experts as a product reads them: quantized with scales, global scales [E] and a format, or in 16 bits."""
+    """Rows of all experts as a product reads them: quantized, with scales, global scales of experts or rows, or in 16 bits."""
 
     data: torch.Tensor
     scale: torch.Tensor | None = None
     factor: torch.Tensor | None = None
     format: BlockFormat = NVFP4
+    row_scale: torch.Tensor | None = None
 
 
 class Projection(KeepsBits):
@@ -82,7 +86,7 @@ class Projection(KeepsBits):
             return y
         y = grouped_gemm(
             rows.data, self.data, rows.scale, scales_of(self.scale, self.format), offs, times(None, rows.factor, self.factor),
-            a_format=rows.format, b_format=self.format, out_dtype=dtype, backend=backend,
+            a_format=rows.format, b_format=self.format, row_scale=rows.row_scale, out_dtype=dtype, backend=backend,
         )  # fmt: skip
         return y if bias is None else y + bias[own]
 
@@ -226,7 +230,11 @@ class SortedExperts(KeepsBits):
             for e, part in segments(offs):
                 y[part] = rounded(x[part], self.activations, "auto" if given is None else given[e])
             return Rows(y)
-        format = format_named(self.activations)
+        format = format_named(self.activations.removesuffix(PER_ROW_SUFFIX))
+        if scales_rows(self.activations):
+            q = grouped_quantize_rows(x, offs, format=format, global_scale=PER_ROW, backend=self.backend)
+            assert q.global_scale is not None
+            return Rows(q.data, q.scale, None, format.stored, q.global_scale[:, 0])
         if not format.has_global_scale:
             made = quantize(x, format=format, backend=self.backend)
             return Rows(made.data, made.scale, None, format)
@@ -236,6 +244,7 @@ class SortedExperts(KeepsBits):
 
     def _found(self, x: torch.Tensor, format: BlockFormat, expert_of_row: torch.Tensor) -> torch.Tensor:
         """Returns one global scale for the rows of all experts, repeated as float32 [E]."""
+        refuse_found_scales()
         used = (expert_of_row < self.num_experts).unsqueeze(1)
         amax = torch.where(used, x, 0).abs().amax().float()
         # Divides by a tensor on the device: torch would multiply by the inverse of a host number.

@@ -10,6 +10,7 @@ from nvfp4_cute import backends, private_api
 from nvfp4_cute.backends.last_chains import LastChains
 from nvfp4_cute.batch_invariance import refuse_product_of_torch
 from nvfp4_cute.errors import UnsupportedProblem
+from nvfp4_cute.experts.checks import scales_rows
 from nvfp4_cute.formats.block_format import (
     INT8,
     MXFP4,
@@ -22,6 +23,7 @@ from nvfp4_cute.formats.block_format import (
 )
 from nvfp4_cute.formats.block_scaled import BlockScaledTensor, NVFP4Tensor
 from nvfp4_cute.formats.exact_fp8 import mxfp4_as_fp8, mxfp4_for_fp8
+from nvfp4_cute.formats.global_scale import PER_ROW
 from nvfp4_cute.nn import options as options_of
 from nvfp4_cute.nn import prepare, state
 from nvfp4_cute.nn.activations import Activations, LayerMode, check_activations, layer_mode, rows_format
@@ -101,7 +103,8 @@ class QuantizedLinear(state.Picklable):
         bias: whether there is one.
         format: format of the weights, a record or its name.
         activations: see above. None quantizes to the format that goes with the weights, or keeps 16 bits for int4.
-        input_scale: global scale of x where x is quantized to NVFP4: "auto" (computed in every call), None (1), or a number
+        input_scale: global scale of x where x is quantized to NVFP4: "auto" (computed in every call), "per_row" (one for every
+            row, found by the launch that quantizes; rows are then independent of each other), None (1), or a number
             (calibrated: amax / 2688). A layer that does not quantize x keeps a number only for its state dict.
         pre_decode: multiply by dequantized weights.
         keep_decoded: multiply by dequantized weights where there are many rows; for NVFP4.
@@ -134,7 +137,7 @@ class QuantizedLinear(state.Picklable):
         *,
         format: BlockFormat | str = NVFP4,
         activations: Activations | LayerMode | None = None,
-        input_scale: float | Literal["auto"] | None = "auto",
+        input_scale: float | Literal["auto", "per_row"] | None = "auto",
         pre_decode: bool = False,
         keep_decoded: bool = False,
         dtype: torch.dtype = torch.bfloat16,
@@ -160,8 +163,18 @@ class QuantizedLinear(state.Picklable):
             raise ValueError(
                 "pre_decode=True multiplies all rows by decoded weights, keep_decoded=True many rows: pass one of the two"
             )
-        if isinstance(input_scale, str) and input_scale != "auto":
-            raise ValueError(f'input_scale={input_scale!r} is not "auto", None or a number')
+        if isinstance(input_scale, str) and input_scale not in ("auto", PER_ROW):
+            raise ValueError(f'input_scale={input_scale!r} is not "auto", "per_row", None or a number')
+        finds_row_scales = isinstance(input_scale, str) and input_scale == PER_ROW
+        if finds_row_scales and format != NVFP4:
+            raise ValueError(
+                f"input_scale={PER_ROW!r} with weights of {format.title}; it goes with NVFP4: leave it out"
+            )
+        if scales_rows(activations) and not isinstance(input_scale, str) and input_scale is not None:
+            raise ValueError(
+                f"input_scale={input_scale!r} with activations={activations!r}, whose rows find their own scales; leave it out"
+            )
+        self.finds_row_scales = finds_row_scales or scales_rows(activations)
         if isinstance(input_scale, torch.Tensor) and input_scale.numel() != 1:
             raise ValueError(
                 f"input_scale has shape {list(input_scale.shape)}; all rows of x have one global scale: pass a number"
@@ -177,7 +190,7 @@ class QuantizedLinear(state.Picklable):
         self.activations, self.pre_decode, self.backend = activations, pre_decode, backend
         self.keep_decoded, self._kept = keep_decoded, Decoded()
         self._last = LastChains()
-        self.finds_input_scale = isinstance(input_scale, str) and self._is_nvfp4
+        self.finds_input_scale = isinstance(input_scale, str) and self._is_nvfp4 and not self.finds_row_scales
         self.dtype = dtype
         # Bypasses register_buffer, which would read the property of this name.
         self._buffers["weight"], scale = zeros(format, (), out_features, in_features, device)
@@ -189,7 +202,7 @@ class QuantizedLinear(state.Picklable):
             given = torch.as_tensor(input_scale, dtype=torch.float32, device=device).reshape(())
         self.register_buffer("input_global_scale", given)
         backends.resolve(backend, scale.device)
-        self.mode = layer_mode(activations, backend, scale.device)
+        self.mode = layer_mode(activations, backend, scale.device, self.finds_row_scales)
         self.register_buffer("decoded", None, persistent=False)
         self._decoded_of: tuple[int, ...] | None = None
         if bias:
@@ -497,6 +510,9 @@ class QuantizedLinear(state.Picklable):
         """Shows sizes and modes."""
         is_auto = self.activations == "auto"
         how = f"activations={self.activations!r}" + (f" ({self.mode!r} here)" if is_auto else "")
+        how += (
+            ', input_scale="per_row"' if self.finds_row_scales and not scales_rows(self.activations) else ""
+        )
         how = f"pre_decode={self.dtype}" if self.pre_decode else how
         how += ", keep_decoded=True" if self.keep_decoded else ""
         how += "" if self._is_nvfp4 else f", format={self.format}"
@@ -567,7 +583,8 @@ class QuantizedLinear(state.Picklable):
         self.decoded = None
         self.forget_kept()
         super()._apply(lambda t: move(t) if id(t) in fixed else fn(t), recurse)
-        self.mode = layer_mode(self.activations, self.backend, self.packed_weight.device)
+        device = self.packed_weight.device
+        self.mode = layer_mode(self.activations, self.backend, device, self.finds_row_scales)
         self._decode_ahead()
         if self.shared is not None:
             self.shared[0].changed()

@@ -9,7 +9,14 @@ import torch.distributed as dist
 from nvfp4_cute import backends, private_api
 from nvfp4_cute.activation import SILU, Activation, activation_of
 from nvfp4_cute.errors import UnsupportedProblem
-from nvfp4_cute.experts.checks import check_expert_weights, check_first_expert, check_row_scales, kernel_ids
+from nvfp4_cute.experts.checks import (
+    PER_ROW_SUFFIX,
+    check_expert_weights,
+    check_first_expert,
+    check_row_scales,
+    kernel_ids,
+    kind_of_rows,
+)
 from nvfp4_cute.experts.input_weights import moe_of_weighted_tokens
 from nvfp4_cute.experts.layer import Parallel, check_division, moe
 from nvfp4_cute.experts.placement import Placement
@@ -104,7 +111,8 @@ class MoE(NamesFormats):
         weight_on_input: whether router weights multiply tokens before the first product (Llama-4); see
             :class:`nvfp4_cute.Rows`.
         input_scale, hidden_scale: calibrated global scales of x and of the hidden activations: a number, or one per expert;
-            None for 1. Only NVFP4 activations have them.
+            None for 1. Only NVFP4 activations have them. ``input_scale="per_row"``: every row of both products has its own, found
+            by the launches that quantize, and nothing is calibrated.
         bias: whether there are biases.
         first_expert: id of the first expert of this process.
         process_group, placement, capacity, parallel: the ``Parallel`` of ``moe``, for a layer that is spread over the ranks of
@@ -194,8 +202,8 @@ class MoE(NamesFormats):
         super().__init__()
         formats = _pair(format)
         format = formats[1]
-        activations = activations or ROWS[format][0]
-        if activations not in ROWS[format]:
+        activations, input_scale = kind_of_rows(activations or ROWS[format][0], input_scale)
+        if activations.removesuffix(PER_ROW_SUFFIX) not in ROWS[format]:
             raise ValueError(
                 f"activations={activations!r} with {format.title} weights; use {' or '.join(map(repr, ROWS[format]))}"
             )

@@ -6,8 +6,10 @@ import torch
 
 from nvfp4_cute.backends.calls import chain
 from nvfp4_cute.batch_invariance import is_batch_invariant, refuse_found_scales
-from nvfp4_cute.formats.block_format import TMA_ALIGN_BYTES, format_named
+from nvfp4_cute.experts.checks import format_of_rows, scales_rows
+from nvfp4_cute.formats.block_format import TMA_ALIGN_BYTES
 from nvfp4_cute.formats.block_scaled import BlockScaledTensor
+from nvfp4_cute.formats.global_scale import PER_ROW
 from nvfp4_cute.nn.activations import Mode
 from nvfp4_cute.ops.global_scale import find_global_scale
 from nvfp4_cute.ops.parts.dual_gemm import dual_gemm
@@ -52,7 +54,7 @@ def product(
     if alpha.numel() > 1:
         if finds_input_scale:
             refuse_found_scales()
-            (input_global_scale,) = find_global_scale(x, format=format_named(mode), backend=backend)
+            (input_global_scale,) = find_global_scale(x, format=_format(mode), backend=backend)
             alpha = alpha * input_global_scale
         one = torch.ones((), device=x.device)
         sums = product(x, weight, weight_scale, one, input_global_scale, False, mode, torch.float32, backend)
@@ -74,16 +76,31 @@ def _product(
         return gemm(
             aligned(x), weight, None, weight_scale, alpha, bias=bias, out_dtype=out_dtype, backend=backend
         )
-    format = format_named(mode)
     q: BlockScaledTensor
     if finds_input_scale:
-        q, (alpha,) = find_and_quantize(x, alpha, format=format, backend=backend)
+        q, (alpha,) = find_and_quantize(x, alpha, format=_format(mode), backend=backend)
     else:
-        q = quantize(x, format=format, global_scale=input_global_scale, backend=backend)
+        q = _quantized(x, input_global_scale, mode, backend)
     return gemm(
         q.data, weight, q.scale, weight_scale, alpha,
-        bias=bias, out_dtype=out_dtype, early_weights=True, backend=backend,
+        row_scale=_row_scale(q, mode), bias=bias, out_dtype=out_dtype, early_weights=True, backend=backend,
     )  # fmt: skip
+
+
+def _format(mode: Mode) -> Any:
+    """Returns the format to which a mode other than "16bit" quantizes rows."""
+    return format_of_rows(mode)
+
+
+def _quantized(x: torch.Tensor, given: torch.Tensor | None, mode: Mode, backend: str) -> BlockScaledTensor:
+    """Quantizes rows with a given global scale or, if the mode says so, with one per row."""
+    g: Any = PER_ROW if scales_rows(mode) else given
+    return quantize(x, format=_format(mode), global_scale=g, backend=backend)
+
+
+def _row_scale(q: BlockScaledTensor, mode: Mode) -> torch.Tensor | None:
+    """Returns the global scales of rows; None if one for all rows is a factor of the products' alpha."""
+    return q.global_scale if scales_rows(mode) else None
 
 
 def aligned(x: torch.Tensor) -> torch.Tensor:
@@ -162,16 +179,16 @@ def _gated_product(
             aligned(x), gate.data, up.data, None, gate.scale, up.scale, gate.alpha, up.alpha, out_dtype=x.dtype, **sides
         )  # fmt: skip
         return product(h, down.data, down.scale, down.alpha, None, False, mode, out_dtype, backend, bias)
-    format = format_named(mode)
     q: BlockScaledTensor
     if finds_input_scale:
-        q, alphas = find_and_quantize(x, gate.alpha, up.alpha, format=format, backend=backend)
+        q, alphas = find_and_quantize(x, gate.alpha, up.alpha, format=_format(mode), backend=backend)
         gate, up = (side._replace(alpha=alpha) for side, alpha in zip((gate, up), alphas, strict=True))
     else:
-        q = quantize(x, format=format, global_scale=input_global_scale, backend=backend)
-    sides["early_weights"] = True
+        q = _quantized(x, input_global_scale, mode, backend)
+    sides |= {"early_weights": True, "row_scale": _row_scale(q, mode)}
     first = (q.data, gate.data, up.data, q.scale, gate.scale, up.scale, gate.alpha, up.alpha)
-    if not finds_hidden_scale and len(x) <= QUANTIZED_HIDDEN_ROWS and not is_batch_invariant():
+    can_quantize = not finds_hidden_scale and not scales_rows(mode) and not is_batch_invariant()
+    if can_quantize and len(x) <= QUANTIZED_HIDDEN_ROWS:
         hidden = dual_gemm(*first, out_dtype=mode, out_global_scale=hidden_global_scale, **sides)
         return gemm(
             hidden.data, down.data, hidden.scale, down.scale, down.alpha,

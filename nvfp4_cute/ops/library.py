@@ -286,7 +286,7 @@ def _(x, up, offs, scale_layout, format, backend):
     if offs is None:
         shape = stored_scale_shape(record, tuple(x.shape), scale_layout)
     else:
-        shape = record.ragged_scale_shape(*x.shape, offs.shape[0])
+        shape = record.ragged_scale_shape(x.shape[0], x.shape[1], offs.shape[0])
     rows = x.shape[:-1] if offs is None else (x.shape[0], 1)
     return *_new_quantized(x, record, shape), x.new_empty(rows, dtype=torch.float32)
 

@@ -129,9 +129,10 @@ def quantize(
                 scale_rounding=scale_rounding,
             )
     if global_scale_inv is None and is_per_row(global_scale) and x.ndim > 1:
-        inputs, settings = ([x] if up is None else [x, up]), ("quantize_rows", up is None, layout, format)
-        outs = call(backend, settings, inputs, [], _check_rows, x, up, layout, format)
-        return block_scaled_tensor(*outs, tuple(x.shape), layout, format)
+        of_rows = ("quantize_rows", up is None, layout, format)
+        inputs = [x] if up is None else [x, up]
+        data, scale, found = call(backend, of_rows, inputs, [], _check_rows, x, up, layout, format)
+        return block_scaled_tensor(data, scale, found, tuple(x.shape), layout, format)
     if up is None and global_scale_inv is None and _is_one_for_all(x, global_scale):
         return find_and_quantize(x, scale_layout=layout, format=format, backend=backend)[0]
     factor = quantization.global_scale_of(x, up, global_scale, global_scale_inv, format)
@@ -238,12 +239,13 @@ def _with_scaled_rows(x, offs, format: BlockFormat, up, word: str, backend: str)
     check_has_global_scale(format, word)
     if private_api.is_traced():
         made = torch.ops.nvfp4_cute.quantize_scaled_rows(x, up, offs, "blocked", format.name, backend)
+        data, scale, found = made
     else:
         inputs = [t for t in (x, up, offs) if t is not None]
         settings = ("grouped_quantize_rows", up is None, format)
-        made = call(backend, settings, inputs, [], _check_groups_of_rows, x, offs, up, format)
-        remember_ends(made[1], offs)
-    return block_scaled_tensor(*made, tuple(x.shape), "ragged", format)
+        data, scale, found = call(backend, settings, inputs, [], _check_groups_of_rows, x, offs, up, format)
+        remember_ends(scale, offs)
+    return block_scaled_tensor(data, scale, found, tuple(x.shape), "ragged", format)
 
 
 def grouped_quantize_parts(
@@ -341,8 +343,9 @@ def _traced(
 ) -> BlockScaledTensor:
     check_has_global_scale(format, global_scale, global_scale_inv)
     if is_per_row(global_scale) and global_scale_inv is None and x.ndim > 1:
-        parts = torch.ops.nvfp4_cute.quantize_scaled_rows(x, up, None, scale_layout, format.name, backend)
-        return block_scaled.quantized_tensor(*parts, tuple(x.shape), format, scale_layout)
+        of_rows = torch.ops.nvfp4_cute.quantize_scaled_rows(x, up, None, scale_layout, format.name, backend)
+        data, scale, found = of_rows
+        return block_scaled.quantized_tensor(data, scale, found, tuple(x.shape), format, scale_layout)
     is_auto = isinstance(global_scale, str)
     values = silu_mul(x, up) if is_auto and up is not None else x
     factor = resolve_global_scale(values, global_scale, global_scale_inv, format)
