@@ -237,9 +237,9 @@ class ActivateTask(TableTask):
 
     def key(self, gpu: Gpu) -> ActivateKey:
         """Returns the key of the activation kernel."""
-        given = (x is not None for x in (self.limit, self.bias, self.global_scale))
+        limit, bias, scale = (x is not None for x in (self.limit, self.bias, self.global_scale))
         of_rows = self.h.dtype, self.format, self.activation, self.gate_layout
-        return ActivateKey(gpu.arch, *of_rows, *given, finds_scales=self.finds_scales)
+        return ActivateKey(gpu.arch, *of_rows, limit, bias, scale, self.finds_scales)
 
     def numbers(self, gpu: Gpu) -> dict[IntEnum, int]:
         """Returns the extents for the launch table of an activation."""
