@@ -178,8 +178,8 @@ class LocalExperts:
     def _hidden_dtype(self, dtype: torch.dtype, backend: str, device: torch.device) -> Any:
         """Returns dtype or format of hidden activations from a fused launch, for results in ``dtype``.
 
-        Hidden activations that a later launch quantizes are in float32, so that all backends round them once. FP8_1xK and rows with
-        a global scale each are exceptions: the launch that quantizes to them reads 16-bit rows, so they are rounded twice.
+        Hidden activations that a later launch quantizes are in float32, so that all backends round them once. FP8_1xK and rows
+        with a global scale each are exceptions: the launch that quantizes to them reads 16-bit rows, so they are rounded twice.
         """
         if self.row_format in (None, FP8_1xK) or self.scales_rows:
             return dtype

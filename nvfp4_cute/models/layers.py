@@ -6,8 +6,10 @@ from typing import Any, Literal
 import torch
 
 from nvfp4_cute.activation import Activation, activation_of
+from nvfp4_cute.batch_invariance import is_batch_invariant
 from nvfp4_cute.errors import CheckpointError
 from nvfp4_cute.experts import weights as moe_weights
+from nvfp4_cute.experts.checks import ROWS_WITH_SCALES, scales_rows, with_row_scales
 from nvfp4_cute.experts.products import FUSED_ROWS
 from nvfp4_cute.formats.block_format import (
     FOUR_OVER_SIX,
@@ -18,6 +20,7 @@ from nvfp4_cute.formats.block_format import (
     FP8_128x128,
 )
 from nvfp4_cute.formats.block_scaled import BlockScaledTensor, NVFP4Tensor
+from nvfp4_cute.formats.global_scale import PER_ROW
 from nvfp4_cute.formats.scale_layout import to_blocked
 from nvfp4_cute.models.checkpoints.stored import (
     Scheme,
@@ -46,6 +49,9 @@ from nvfp4_cute.operands.whole import times
 
 FOUR_BITS = ("nvfp4", "mxfp4")  # formats of activations to which ``activations`` applies
 LayerActivations = Literal[Activations, "by_rows"]
+# Kinds of NVFP4 rows with one scale, and those that callers may choose instead of a checkpoint's.
+WITH_ONE_SCALE = (NVFP4.name, FOUR_OVER_SIX.name)
+OWN_ROWS = (FOUR_OVER_SIX.name, *ROWS_WITH_SCALES)
 
 
 def linear_module(
@@ -67,7 +73,8 @@ def linear_module(
     - Int4 weights: QuantizedLinear with 16-bit activations.
     - Other weights are dequantized to ``dtype`` for torch.nn.Linear.
     - Activations in formats other than NVFP4 that no kernel multiplies are rounded to that format first.
-    - ``activations="nvfp4_four_over_six"`` applies 4over6 to layers with NVFP4 activations.
+    - ``activations="nvfp4_four_over_six"`` applies 4over6 to layers with NVFP4 activations, and "nvfp4_per_row" finds a global
+      scale for every row instead of the checkpoint's. Batch-invariant layers do so where the checkpoint has none.
     - Where no kernel multiplies quantized activations (sm_80 to sm_89), all of these are weight-only, with a warning.
     - Activations with factors or another order of K get these first: PreparedInput.
 
@@ -120,9 +127,8 @@ def _product(
         layer: torch.nn.Module = _decoded(weight, bias, dtype)
         return layer if rounding is None else RoundedInput(layer, rounding, given)
     if scheme.activations == "nvfp4" and weight.format == "nvfp4":
-        input_scale = "auto" if given is None else given
         layer = QuantizedLinear.from_quantized(
-            exact, bias, activations=own, input_scale=input_scale, dtype=dtype, backend=backend
+            exact, bias, activations=own, input_scale=_own_scale(given, own), dtype=dtype, backend=backend
         )
         return by_rows(layer) if activations == "by_rows" else layer
     layer = QuantizedLinear.from_quantized(exact, bias, activations="16bit", dtype=dtype, backend=backend)
@@ -130,8 +136,15 @@ def _product(
 
 
 def _rows_of(stored: str | None, activations: LayerActivations) -> str | None:
-    """What rows are quantized to, where a checkpoint says ``stored``: 4over6 is the caller's choice."""
-    return activations if (stored, activations) == ("nvfp4", FOUR_OVER_SIX.name) else stored
+    """What rows are quantized to, where a checkpoint says ``stored``: 4over6 and scales of rows are the caller's choice."""
+    return activations if stored == "nvfp4" and activations in OWN_ROWS else stored
+
+
+def _own_scale(given: torch.Tensor | None, activations: str) -> Any:
+    """Returns the input scale of a linear layer: the checkpoint's, one per row, or "auto"."""
+    if scales_rows(activations) or (given is None and is_batch_invariant()):
+        return PER_ROW
+    return "auto" if given is None else given
 
 
 def embedding_module(
@@ -208,6 +221,8 @@ def experts_module(
             stored, scheme=replace(stored.scheme, activations=None), w13_input=None, w2_input=None
         )
     rows = _rows_of(stored.scheme.activations, activations)
+    if rows in WITH_ONE_SCALE and stored.w13_input is None and is_batch_invariant():
+        rows = with_row_scales(rows)
     own_rows = [
         None if order is None and scale is None else PreparedRows(order, scale).to(device)
         for order, scale in ((stored.w13_order, stored.w13_pre_scale), (stored.w2_order, stored.w2_pre_scale))
@@ -287,7 +302,7 @@ def _sorted_experts(
         (_moved(w, device), None if f is None else f.to(device), None if b is None else b.to(device, dtype))
         for w, f, b in sides
     ]
-    is_nvfp4 = rows in (None, "nvfp4", FOUR_OVER_SIX.name)
+    is_nvfp4 = rows in (None, "nvfp4", *OWN_ROWS)
     kept = [None if decode else _kept(w, f, stored.scheme, is_nvfp4, backend) for w, f, _ in moved]
     weights: list[Any] = [one for one in kept if one is not None and _has_whole_blocks(stored, one.format)]
     if len(weights) < len(moved):
@@ -388,7 +403,8 @@ def _moe_module(
     )
     scales: dict[str, Any] = {}
     if stored.scheme.activations:
-        scales = {"input_scale": stored.w13_input, "hidden_scale": stored.w2_input}
+        given = {"input_scale": stored.w13_input, "hidden_scale": stored.w2_input}
+        scales = {} if scales_rows(rows) else given
     return MoE.from_quantized(
         weights(exact[0], factors), weights(exact[1], stored.w2_global), bias13=bias13, bias2=bias2,
         activations=rows or "16bit", activation=activation,

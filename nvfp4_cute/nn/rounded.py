@@ -4,13 +4,24 @@ from typing import Any
 
 import torch
 
+from nvfp4_cute.experts.checks import PER_ROW_SUFFIX, ROWS_WITH_SCALES, scales_rows
 from nvfp4_cute.formats.block_format import format_named
 from nvfp4_cute.formats.block_scaled import dequantize, quantize
 from nvfp4_cute.formats.block_scales import nearest_rounding
 from nvfp4_cute.formats.codecs import E4M3_MAX, decode_e4m3, encode_e4m3
+from nvfp4_cute.formats.global_scale import PER_ROW
 
 FP8 = "fp8"  # e4m3 with one float32 scale per row
-ROUNDED_FORMATS = ("nvfp4", "nvfp4_four_over_six", "mxfp4", "mxfp8_e4m3", "fp8_1x128", "int8", FP8)
+ROUNDED_FORMATS = (
+    "nvfp4",
+    "nvfp4_four_over_six",
+    *ROWS_WITH_SCALES,
+    "mxfp4",
+    "mxfp8_e4m3",
+    "fp8_1x128",
+    "int8",
+    FP8,
+)
 
 
 def rounded(x: torch.Tensor, format: str, global_scale: Any = None) -> torch.Tensor:
@@ -23,7 +34,7 @@ def rounded(x: torch.Tensor, format: str, global_scale: Any = None) -> torch.Ten
     Args:
         x: float [..., K].
         format: one of ROUNDED_FORMATS.
-        global_scale: for NVFP4, as in ``quantize``.
+        global_scale: for NVFP4, as in ``quantize``; ignored for rows that find their own.
 
     Raises:
         ValueError: the format is unknown, or K is not a whole number of blocks.
@@ -31,9 +42,10 @@ def rounded(x: torch.Tensor, format: str, global_scale: Any = None) -> torch.Ten
     if format not in ROUNDED_FORMATS:
         raise ValueError(f"format={format!r} is none of {', '.join(ROUNDED_FORMATS)}")
     if format != FP8:
-        kind = format_named(format)
+        kind = format_named(format.removesuffix(PER_ROW_SUFFIX))
         if kind.has_global_scale:
-            stored = quantize(x, format=kind, global_scale=global_scale, scale_layout="rowmajor")
+            given = PER_ROW if scales_rows(format) else global_scale
+            stored = quantize(x, format=kind, global_scale=given, scale_layout="rowmajor")
             return dequantize(stored, x.dtype)
         stored = quantize(x, format=kind, scale_layout="rowmajor", scale_rounding=nearest_rounding(kind))
         return dequantize(stored, x.dtype)

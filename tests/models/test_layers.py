@@ -1,16 +1,18 @@
 """Modules of stored layers against products of their dequantized weights."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 from checkpoint_files import MODELOPT, experts, write
 
+from nvfp4_cute import quantize, set_batch_invariant
 from nvfp4_cute.activation import Activation
 from nvfp4_cute.errors import CheckpointError
 from nvfp4_cute.models.checkpoints import Checkpoint
 from nvfp4_cute.models.checkpoints.stored import Scheme, StoredLinear, StoredWeight
-from nvfp4_cute.models.layers import embedding_module, experts_module
+from nvfp4_cute.models.layers import embedding_module, experts_module, linear_module
 from nvfp4_cute.nn.experts import RoutedExperts, SortedExperts
 
 DATA = Path(__file__).parents[1] / "data" / "checkpoints"
@@ -39,6 +41,32 @@ def test_gate_and_up_of_64_rows(tmp_path, is_equal):
         gate, up = (w13[e] @ row).chunk(2)
         exact = (w2[e] @ (torch.nn.functional.silu(gate) * up)).double()
         assert (got - exact).norm() < 0.3 * exact.norm()
+
+
+@torch.no_grad()
+def test_a_global_scale_for_each_row(tmp_path):
+    """As the caller asks; and of batch-invariant layers, where the checkpoint has no scale of activations."""
+    stored = Checkpoint(write(tmp_path, experts(PREFIX, width=64, features=64), MODELOPT)).read_experts(
+        PREFIX
+    )
+    q = quantize(torch.randn(32, 64), global_scale="auto", scale_layout="rowmajor")
+    weight = StoredWeight("nvfp4", q.data, q.scale, q.global_scale, (32, 64))
+    layer = StoredLinear("layer", Scheme("NVFP4", "nvfp4", "nvfp4"), weight, torch.tensor(0.01))
+    how = {"dtype": torch.bfloat16, "device": "cpu"}
+    without = replace(stored, w13_input=None, w2_input=None), replace(layer, input_scale=None)
+    for (of_experts, of_layer), own, is_invariant in (
+        ((stored, layer), {"activations": "nvfp4_per_row"}, False),
+        (without, {}, True),
+    ):
+        with set_batch_invariant(is_invariant):
+            module = experts_module(of_experts, "silu", **how, **own)
+            linear = linear_module(of_layer, None, **how, **own)
+        assert linear.mode == "nvfp4_per_row" and linear.input_global_scale is None
+        x = (torch.randn(4, 64) * torch.logspace(-4, 4, 4)[:, None]).bfloat16()
+        ids, ones = torch.tensor([[0], [1], [2], [1]]), torch.ones(4, 1)
+        assert torch.equal(linear(x)[2:3], linear(x[2:3]))
+        assert torch.equal(module(x, ids, ones)[2:3], module(x[2:3], ids[2:3], ones[:1]))
+        assert module.experts.activations == "nvfp4_per_row" if isinstance(module, RoutedExperts) else True
 
 
 @torch.no_grad()

@@ -342,14 +342,15 @@ def test_lora_is_refused_by_name(monkeypatch):
 
 
 @pytest.mark.parametrize("key, variable, expected", [
-    ({}, None, "by_rows"), ({"activations": "16bit"}, None, "16bit"), ({"activations": "16bit"}, "4bit", "nvfp4")
+    ({}, None, "by_rows"), ({"activations": "16bit"}, None, "16bit"), ({"activations": "16bit"}, "4bit", "nvfp4"),
+    ({}, "per_row", "nvfp4_per_row"),
 ])  # fmt: skip
 def test_activations_of_w4a4_layers(monkeypatch, key, variable, expected):
     monkeypatch.delenv("NVFP4_CUTE_ACTIVATIONS", raising=False)
     if variable:
         monkeypatch.setenv("NVFP4_CUTE_ACTIVATIONS", variable)
     assert CheckpointConfig(MODELOPT | key).activations == expected
-    with pytest.raises(ValueError, match="activations='8bit'; use one of auto, 4bit, 4over6, 16bit"):
+    with pytest.raises(ValueError, match="activations='8bit'; use one of auto, 4bit, 4over6, per_row, 16bit"):
         monkeypatch.delenv("NVFP4_CUTE_ACTIVATIONS", raising=False)
         CheckpointConfig(MODELOPT | {"activations": "8bit"}).activations  # noqa: B018
 

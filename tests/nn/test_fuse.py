@@ -18,7 +18,13 @@ from nvfp4_cute.nn.shared_input import SharedInput
 from nvfp4_cute.ops.parts import dual_gemm
 
 K, HIDDEN = 64, 128
-WAYS = [{"activations": "16bit"}, {"input_scale": 0.01}, {"input_scale": None}, {}]
+WAYS = [
+    {"activations": "16bit"},
+    {"input_scale": 0.01},
+    {"input_scale": None},
+    {"input_scale": "per_row"},
+    {},
+]
 
 
 class Attention(torch.nn.Module):
@@ -177,7 +183,7 @@ def test_gated_mlp(options):
         assert got.shape == x.shape
         is_16bit, scale = "activations" in options, options.get("input_scale", "auto")
         a = flat if is_16bit else quantize(flat, global_scale=scale)
-        if is_16bit or scale == "auto" or len(flat) > QUANTIZED_HIDDEN_ROWS:
+        if is_16bit or scale in ("auto", "per_row") or len(flat) > QUANTIZED_HIDDEN_ROWS:
             h = dual_gemm(a, gate, up)
             expected = ours.mlp.down_proj(h)
         else:
@@ -203,7 +209,8 @@ def test_gated_mlp_on_the_emulator(options):
     ours, x = fused(block), rows(3)
     with observe(check=True) as observer:
         got = ours.mlp(x)
-    assert len(observer.stats) == (2 if "activations" in options else 3)
+    is_per_row = options.get("input_scale") == "per_row"  # no epilogue quantizes hidden rows
+    assert len(observer.stats) == (2 if "activations" in options else 3 + is_per_row)
     expected = alone(x)
     assert (got - expected).norm() < 0.1 * expected.norm()
 

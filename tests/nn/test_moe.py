@@ -68,7 +68,9 @@ def test_factors_of_both_halves():
     assert torch.equal(loaded(x, ids, weights), layer(x, ids, weights))
 
 
-@pytest.mark.parametrize("scales", [{}, {"input_scale": 0.02, "hidden_scale": [0.1, 0.2, 0.3, 0.4]}])
+@pytest.mark.parametrize(
+    "scales", [{}, {"input_scale": "per_row"}, {"input_scale": 0.02, "hidden_scale": [0.1, 0.2, 0.3, 0.4]}]
+)
 def test_state_dict(scales):
     """A file and an empty layer give the same result, with 4.5 bits per weight and few further bytes."""
     gate_up, down = experts()

@@ -13,6 +13,7 @@ from nvfp4_cute import (
     KernelConfig,
     Options,
     QuantizedLinear,
+    Rows,
     dual_gemm,
     gemm,
     grouped_gemm,
@@ -115,13 +116,13 @@ def test_a_row_of_a_group(arch, pair):
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("arch", EMULATED)
 def test_a_token_of_a_layer(arch):
-    experts, hidden, width, top_k = 4, 128, 64, 2
+    experts, hidden, width, top_k = 4, 128, 128, 2
     w13, w2 = (
         quantize(normal(experts, 2 * width, hidden, seed=1)),
         quantize(normal(experts, hidden, width, seed=2)),
     )
     x, (ids, weights) = normal(9, hidden), route(normal(9, experts, seed=3).float(), top_k)
-    for rows in ("nvfp4", "16bit"):
+    for rows in ("nvfp4", Rows("nvfp4", "per_row"), "16bit"):
         whole = moe(x, ids, weights, w13, w2, rows=rows, backend=f"emulator:{arch}")
         alone = moe(x[4:5], ids[4:5], weights[4:5], w13, w2, rows=rows, backend=f"emulator:{arch}")
         assert torch.equal(alone.view(torch.int16), whole[4:5].contiguous().view(torch.int16))
@@ -191,8 +192,10 @@ def test_options_decide_for_a_call():
 def test_scales_of_all_rows_are_refused():
     x = normal(8, 64)
     layer = QuantizedLinear.from_linear(torch.nn.Linear(64, 32), activations="nvfp4")
-    with pytest.raises(UnsupportedProblem, match="input_scale"):
+    with pytest.raises(UnsupportedProblem, match='input_scale="per_row"'):
         layer(x)
+    scaled = QuantizedLinear.from_linear(torch.nn.Linear(64, 32), input_scale="per_row")
+    assert torch.equal(scaled(x)[2:3], scaled(x[2:3]))
 
 
 def test_captures_of_separate_products_are_refused():

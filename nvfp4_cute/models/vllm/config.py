@@ -37,7 +37,7 @@ MISSING = "missing_input_scale"
 # Another such key: bits of the activations of W4A4 layers, and the names of these choices in this package.
 ACTIVATIONS = "activations"
 CHOICES: dict[str, LayerActivations] = {
-    "auto": "by_rows", "4bit": "nvfp4", "4over6": "nvfp4_four_over_six", "16bit": "16bit",
+    "auto": "by_rows", "4bit": "nvfp4", "4over6": "nvfp4_four_over_six", "per_row": "nvfp4_per_row", "16bit": "16bit",
 }  # fmt: skip
 # Layers that vLLM merges into others. It multiplies ones by them to get their weights, and those ones would be quantized.
 ABSORBED = ("kv_b_proj",)
