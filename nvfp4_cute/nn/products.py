@@ -56,10 +56,20 @@ def product(
             refuse_found_scales()
             (input_global_scale,) = find_global_scale(x, format=_format(mode), backend=backend)
             alpha = alpha * input_global_scale
-        one = torch.ones((), device=x.device)
-        sums = product(x, weight, weight_scale, one, input_global_scale, False, mode, torch.float32, backend)
-        # The launch of the product cannot add what follows a factor per column.
+        one, of_rows = torch.ones((), device=x.device), None
+        # The launch of the product cannot add, or multiply by, what follows a factor per column.
+        if scales_rows(mode):
+            q = _quantized(x, None, mode, backend)
+            of_rows = q.global_scale
+            how: Any = {"out_dtype": torch.float32, "early_weights": True, "backend": backend}
+            sums = gemm(q.data, weight, q.scale, weight_scale, one, **how)
+        else:
+            sums = product(
+                x, weight, weight_scale, one, input_global_scale, False, mode, torch.float32, backend
+            )
         sums *= alpha
+        if of_rows is not None:
+            sums *= of_rows[:, None]
         if bias is not None:
             sums += bias
         return sums.to(out_dtype)
