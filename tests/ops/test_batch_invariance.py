@@ -86,7 +86,7 @@ def test_a_row_alone_and_among_others(arch, pair, rows):
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("arch", EMULATED)
 def test_a_row_with_its_own_global_scale(arch):
-    """Of another magnitude than the rows around it; the kernels quantize and multiply."""
+    """The row has another magnitude than those around it; the kernels quantize and multiply."""
     x, w, backend = normal(140, K), quantize(normal(N, K, seed=1), global_scale="auto"), f"emulator:{arch}"
     x[5] *= 2.0**-9
     of_one, of_all = (rows_of(rows, "per_row", backend) for rows in (x[5:6].contiguous(), x))
