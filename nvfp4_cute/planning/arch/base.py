@@ -12,12 +12,14 @@ import numpy as np
 
 from nvfp4_cute.errors import UnsupportedProblem
 from nvfp4_cute.formats.block_format import (
+    MXFP4,
     NVFP4,
     NVFP4_PAIR,
     PADDED_ALIGN_BYTES,
     TMA_ALIGN_BYTES,
     BlockFormat,
     Formats,
+    FP8_1xK,
 )
 from nvfp4_cute.planning.config import SHARED_FIELDS, KernelConfig
 from nvfp4_cute.problem import Form, GroupedProblem
@@ -128,6 +130,8 @@ def check_pair(
     names = dict.fromkeys(f"{a or '16-bit a'} x {b.family}" for a, b in served)
     beside = [a.title for a, b in served if a is not None and b == formats[1]]
     fix = f"quantize a to {' or '.join(beside)}" if beside else "quantize both to a pair that has one"
+    if formats == (FP8_1xK, MXFP4):
+        fix = "prepare b (sm_90a): mxfp4_for_fp8(b)"
     raise UnsupportedProblem(
         f"{what}: no kernel for {formats[0] or '16-bit a'} x {formats[1]} (there is one for {', '.join(names)}); "
         f'use backend="reference", or {fix}'
