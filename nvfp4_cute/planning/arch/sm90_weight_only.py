@@ -305,6 +305,8 @@ def stream_candidates(num_b: int = 1, b_format: BlockFormat = NVFP4) -> tuple[Ke
             stream_k=True,
         )
         for tokens in STREAM_TOKENS
+        # With two CTAs per SM, a lane would spill 16 bytes.
+        if not (has_fp8_tokens(b_format) and tokens <= PAIRED_TILE_TOKENS)
         for k in (TILES_K if has_fp8_tokens(b_format) else (TILE_K,))
         for multicast in ((1, CTAS_OF_PAIR) if tokens >= LEAST_PAIRED_TOKENS else (1,))
     )
