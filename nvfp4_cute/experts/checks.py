@@ -12,7 +12,7 @@ from nvfp4_cute.problem import ResultName
 ID_DTYPES = (torch.int32, torch.int64)
 ROW_FORMATS = get_args(ResultName)
 ROW_DTYPES = (torch.float16, torch.bfloat16)
-# Names of rows with a global scale each.
+# Names of row formats with a global scale per row.
 PER_ROW_SUFFIX = f"_{PER_ROW}"
 RowsWithScales = Literal["nvfp4_per_row", "nvfp4_four_over_six_per_row"]
 ROWS_WITH_SCALES = get_args(RowsWithScales)
@@ -134,7 +134,7 @@ def with_row_scales(activations: str) -> Any:
 
 
 def kind_of_rows(activations: str, input_scale: Any) -> tuple[Any, Any]:
-    """Returns ``activations`` and ``input_scale`` of ``moe`` on parts; the word "per_row" becomes part of the former."""
+    """Returns ``activations`` and ``input_scale`` for ``layer.moe``, where "per_row" is part of the name of ``activations``."""
     if isinstance(input_scale, str):
         checks.check_choice("input_scale", input_scale, (PER_ROW,))
         return with_row_scales(activations), None

@@ -93,7 +93,7 @@ def gather_quantize_rows(
     first_expert: int = 0,
     backend: str = "auto",
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, Permutation]:
-    """Quantizes as ``gather_quantize`` does, with a global scale of every row, found in the same launch.
+    """Quantizes like ``gather_quantize``, with a global scale per row that the same launch computes.
 
     Args:
         x, ids, num_experts, first_expert, backend: see ``gather_quantize``.

@@ -73,7 +73,7 @@ def moe(
             FP8_128x128 or INT8 in a BlockScaledTensor.
         w2: weights of the second product in the same types, [E, H, I].
         activations: format of the rows of both products: "nvfp4", "mxfp4", "mxfp8_e4m3", "mxfp8_e5m2", "fp8_1x128", "fp8_1xk",
-            "int8" or "16bit"; "nvfp4_per_row" with a global scale of every row, found by the launches that quantize. The weights'
+            "int8" or "16bit"; "nvfp4_per_row" has a global scale per row, computed by the launches that quantize. The weights'
             format must have a product with it: MXFP4 and MXFP8 go with rows of either, FP8_128x128 with "fp8_1x128", MXFP4
             weights from ``mxfp4_for_fp8`` with "fp8_1xk", INT8 with "int8". Ranks of a group send 16-bit rows to each other, or
             NVFP4 rows if all experts quantize alike.

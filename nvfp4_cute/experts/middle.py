@@ -83,7 +83,7 @@ def activate_quantize_rows(
     format: BlockFormat = NVFP4,
     backend: str = "auto",
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Quantizes as ``activate_quantize`` does, with a global scale of every row, found in the same launch.
+    """Quantizes like ``activate_quantize``, with a global scale per row that the same launch computes.
 
     Args:
         h, ids, order, activation, gate_layout, limit, bias, first_expert, backend: see ``activate_quantize``. Also ``IDENTITY``,
