@@ -12,6 +12,7 @@ MOST_EXPERTS = 256
 TILE_K = 256
 NARROW = (8, 16, 32, 64)
 """Tokens per tile with swapped operands."""
+MANY_EXPERTS = 128
 SWAPPED, DECODE = "swapped", "swapped, decode"
 """Forms of a tile. Swapped: tokens along N. Decode: also with a list of tiles, as LightMoE's layer calls the kernel to decode."""
 KERNEL = "Sm100GroupedBlockScaledGemm"
@@ -26,11 +27,12 @@ def refuses(case: Case) -> str | None:
 def tiles(case: Case) -> list[Tile]:
     """Returns the tiles to try: with swapped operands, tokens along N, for few rows.
 
-    For at most 8 rows its decode path is the fastest of three forms in all cells where they were modelled.
+    For at most 8 rows its decode path is the fastest of three forms in all cells where they were modelled. With many experts the
+    other forms walk over them one by one, which takes tens of microseconds, so that only the decode path is tried.
     """
     most = max(m for m, _, _ in case.sizes)
     decode = [Tile(128, n, DECODE) for n in NARROW if most <= n][:1]
-    if most <= NARROW[0]:
+    if decode and (most <= NARROW[0] or len(case.sizes) >= MANY_EXPERTS):
         return decode
     swapped = [Tile(128, n, SWAPPED) for n in NARROW if n // 2 < most <= 2 * n]
     wide = [Tile(128, 256), Tile(256, 128), Tile(256, 256)] if most > NARROW[-1] else []
