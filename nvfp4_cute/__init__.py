@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from nvfp4_cute.models.transformers import load as load
     from nvfp4_cute.nn.fused import fuse as fuse
     from nvfp4_cute.nn.latent import LatentMoE as LatentMoE
+    from nvfp4_cute.nn.linear import LinearNVFP4 as LinearNVFP4
     from nvfp4_cute.nn.linear import QuantizedLinear as QuantizedLinear
     from nvfp4_cute.nn.moe import MoE as MoE
     from nvfp4_cute.nn.persistent_mlp import PersistentMLP as PersistentMLP
@@ -93,6 +94,7 @@ _MODULES = {
     "MXFP8_E4M3": "formats.block_format",
     "MXFP8_E5M2": "formats.block_format",
     "LatentMoE": "nn.latent",
+    "LinearNVFP4": "nn.linear",
     "MoE": "nn.moe",
     "NVFP4": "formats.block_format",
     "NVFP4Tensor": "formats.block_scaled",

@@ -589,3 +589,7 @@ class QuantizedLinear(state.Picklable):
         if self.shared is not None:
             self.shared[0].changed()
         return self
+
+
+LinearNVFP4 = QuantizedLinear
+"""Another name for :class:`QuantizedLinear`, whose default format is NVFP4."""
