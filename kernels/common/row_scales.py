@@ -1,7 +1,7 @@
-"""Float32 scales of rows, which multiply the sums over all of K: of INT8 operands, and global scales of rows of NVFP4 ``a``.
+"""Float32 scales per row that multiply sums over all of K: those of INT8 operands, and global scales per row of NVFP4 ``a``.
 
-Roundings of INT8, in this order: the sum to float32, times the scale of ``b``, times the scale of ``a``, times alpha. NVFP4
-has the sum to float32, times alpha, times the scale of ``a`` (see ``reference``).
+Float32 roundings, in this order. INT8: the sum, times the scale of ``b``, times the scale of ``a``, times alpha. NVFP4: the
+sum, times alpha, times the scale of ``a`` (see ``reference``).
 """
 
 from dataclasses import dataclass

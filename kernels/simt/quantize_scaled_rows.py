@@ -1,9 +1,10 @@
-"""fp16, bf16, or silu(x) * up of two such tensors to NVFP4 rows with a global scale each, bit for bit as by ``formats.quantize``.
+"""Quantizes fp16 or bf16, or silu(x) * up of two such tensors, to NVFP4 with a global scale per row that it computes.
 
-The operands are those of ``quantize``, except that the global scales, fp32 (batches, rows), are written.
+All bits are those of ``formats.quantize``. The operands are those of ``quantize``, except that the kernel writes the global
+scales, fp32 (batches, rows).
 
-Work: a CTA takes a row, one block per thread at a time, and reads it twice: for the largest magnitude, then, from caches, to
-quantize. CTAs of padding rows write zeros to their scales.
+Work: a CTA takes a row, one block per thread at a time, and reads it twice: first to find the largest magnitude, then, from
+caches, to quantize. CTAs of padding rows write zeros to their scales.
 """
 
 import cutlass

@@ -23,7 +23,8 @@ def with_row_scales(
     """Returns the problem and its operands with a global scale per row of ``a``; unchanged if ``given`` is None.
 
     Args:
-        given: float32 [rows] of ragged rows, [G, M_max] of the masked form, a list of [M_g]; or None.
+        problem, operands: the checked call.
+        given: float32 [rows] for ragged groups, [G, M_max] for masked ones, a list of [M_g] for lists; or None.
 
     Raises:
         TypeError, ValueError, UnsupportedProblem: a tensor breaks a rule; the message names rule, value and fix.
