@@ -243,7 +243,7 @@ def test_refusals():
         (
             lambda: moe(x, ids, weights, w13, w2, activations="16bit", input_scale=torch.ones(1)),
             ValueError,
-            "input_scale with activations='16bit', which quantizes no rows; leave it out",
+            "input_scale with activations='16bit', whose rows have no global scale; leave it out",
         ),
         (
             lambda: moe(x, ids, weights, pair, w2, weight_layout="interleaved"),
