@@ -12,7 +12,7 @@ from nvfp4_cute.experts.layer import moe as moe_of_parts
 from nvfp4_cute.experts.placement import Placement
 from nvfp4_cute.experts.products import Activations, ExpertLayout
 from nvfp4_cute.experts.weights import ExpertWeights
-from nvfp4_cute.formats.block_format import MXFP4_FP8, NVFP4, BlockFormat
+from nvfp4_cute.formats.block_format import MXFP4_FP8, NVFP4, BlockFormat, FP8_128x128
 from nvfp4_cute.formats.block_scaled import BlockScaledTensor
 
 if TYPE_CHECKING:
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 Weights = BlockScaledTensor | ExpertWeights
 # Formats of rows that "auto" selects, by the format of the weights. Rows of other weights keep 16 bits.
 USUAL_ROWS: dict[BlockFormat, Activations] = {NVFP4: "nvfp4", MXFP4_FP8: "fp8_1xk"}
+# Formats of rows that "fp8" stands for.
+FP8_ROWS: dict[BlockFormat, Activations] = {FP8_128x128: "fp8_1x128", MXFP4_FP8: "fp8_1xk"}
 
 
 @dataclass(frozen=True, eq=False)
@@ -117,7 +119,7 @@ def moe(
         w2: weights of the second projection in the same types, [E, H, I].
         activation: a record or a name; see :class:`nvfp4_cute.Activation`.
         rows: a record or the name of its format. "auto": NVFP4 with NVFP4 weights, FP8_1xK with weights from
-            ``mxfp4_for_fp8``, otherwise 16 bits. See :class:`Rows`.
+            ``mxfp4_for_fp8``, otherwise 16 bits. "fp8": the FP8 format that goes with the weights. See :class:`Rows`.
         shared: [T, H] in the dtype of x, added to the result, such as a shared expert's result.
         parallel: ranks that divide the layer; see :class:`Parallel`.
         backend: see :func:`nvfp4_cute.gemm`.
@@ -155,4 +157,11 @@ def _rows_of(rows: Rows | str, weight: Weights) -> Rows:
         raise TypeError(f'rows={rows!r} is not Rows; pass nvfp4_cute.Rows("nvfp4", input_scale), or a name')
     if rows == "auto":
         return Rows(USUAL_ROWS.get(getattr(weight, "format", NVFP4), "16bit"))
+    if rows == "fp8":
+        format = getattr(weight, "format", NVFP4)
+        if format not in FP8_ROWS:
+            raise ValueError(
+                f'rows="fp8" with {format.title} weights; pass weights in FP8_128x128, or MXFP4 weights from mxfp4_for_fp8'
+            )
+        return Rows(FP8_ROWS[format])
     return Rows(rows)  # type: ignore[arg-type]

@@ -1,7 +1,7 @@
 """``MoE``: a layer of experts with quantized weights as a module of torch.nn, for inference."""
 
 from collections.abc import Mapping
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -19,6 +19,7 @@ from nvfp4_cute.experts.checks import (
 )
 from nvfp4_cute.experts.input_weights import moe_of_weighted_tokens
 from nvfp4_cute.experts.layer import Parallel, check_division, moe
+from nvfp4_cute.experts.moe import FP8_ROWS
 from nvfp4_cute.experts.placement import Placement
 from nvfp4_cute.experts.products import LAYOUTS, Activations, ExpertLayout
 from nvfp4_cute.experts.weights import ExpertWeights, in_whole_lines, per_expert, product_factors
@@ -105,6 +106,7 @@ class MoE(NamesFormats):
         activations: see ``moe``. NVFP4 weights: "nvfp4" or "16bit". MX weights: "mxfp8_e4m3", "mxfp8_e5m2", "mxfp4" or "16bit".
             FP8_128x128: "16bit" or "fp8_1x128". INT8: "16bit" or "int8". int4: "16bit". None selects the first of these.
             ``from_experts`` and ``from_quantized`` also take "fp8_1xk" for MXFP4 weights, and convert them to MXFP4_FP8 (sm_90a).
+            "fp8" is "fp8_1x128" or "fp8_1xk", by the weights, as in :class:`nvfp4_cute.QuantizedLinear`.
         activation: an ``Activation`` or its name.
         limit: limit of an activation that is given by name; see :class:`nvfp4_cute.Activation`.
         weight_layout: see ``moe``.
@@ -182,7 +184,7 @@ class MoE(NamesFormats):
         intermediate_size: int,
         *,
         format: BlockFormat | str | tuple[BlockFormat | str, BlockFormat | str] = NVFP4,
-        activations: Activations | None = None,
+        activations: Activations | Literal["fp8"] | None = None,
         activation: Activation | str = SILU,
         limit: float | None = None,
         weight_layout: ExpertLayout = "concatenated",
@@ -202,14 +204,15 @@ class MoE(NamesFormats):
         super().__init__()
         formats = _pair(format)
         format = formats[1]
-        activations, input_scale = kind_of_rows(activations or ROWS[format][0], input_scale)
-        if activations.removesuffix(PER_ROW_SUFFIX) not in ROWS[format]:
+        asked: Any = FP8_ROWS.get(format, "fp8") if activations == "fp8" else activations
+        rows, input_scale = kind_of_rows(asked or ROWS[format][0], input_scale)
+        if rows.removesuffix(PER_ROW_SUFFIX) not in ROWS[format]:
             raise ValueError(
-                f"activations={activations!r} with {format.title} weights; use {' or '.join(map(repr, ROWS[format]))}"
+                f"activations={rows!r} with {format.title} weights; use {' or '.join(map(repr, ROWS[format]))}"
             )
         act = activation_of(activation, limit)
         check_choice("weight_layout", weight_layout, LAYOUTS)
-        check_row_scales(activations, input_scale=input_scale, hidden_scale=hidden_scale)
+        check_row_scales(rows, input_scale=input_scale, hidden_scale=hidden_scale)
         check_first_expert(first_expert)
         for name, kind, value in (
             ("process_group", dist.ProcessGroup, process_group),
@@ -231,7 +234,7 @@ class MoE(NamesFormats):
             hidden_size,
             intermediate_size,
         )
-        self.activations = activations
+        self.activations = rows
         self.activation, self.limit, self.weight_layout = act.function, act.limit, weight_layout
         self.weight_on_input = weight_on_input
         self.formats = formats
@@ -321,7 +324,7 @@ class MoE(NamesFormats):
         check_expert_weights("w2", w2)
         _pair((w13.format, w2.format))
         w13, w2 = (_as_kernels_read(w) for w in (w13, w2))
-        if w13.format == MXFP4 and options.get("activations") == "fp8_1xk":
+        if w13.format == MXFP4 and options.get("activations") in ("fp8", "fp8_1xk"):
             w13, w2 = w13.for_fp8(), w2.for_fp8()
         formats = w13.format, w2.format
         experts, hidden_size, row_bytes = w2.data.shape

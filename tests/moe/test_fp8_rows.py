@@ -46,12 +46,12 @@ def test_layer(has_bias):
     bias = some(EXPERTS, 2 * WIDTH).bfloat16() if has_bias else None
     activation = nv.Activation("swiglu_oai", 7.0)
     layer = nv.MoE.from_quantized(
-        w13, w2, activations="fp8_1xk", activation="swiglu_oai", limit=7.0, bias13=bias, backend=EMULATED
+        w13, w2, activations="fp8", activation="swiglu_oai", limit=7.0, bias13=bias, backend=EMULATED
     )
     assert layer.formats == (nv.MXFP4_FP8,) * 2 and "activations='fp8_1xk'" in repr(layer)
     got = layer(x, ids, factors)
     first = nv.Experts(nv.mxfp4_for_fp8(w13), bias=bias)
-    want = nv.moe(x, ids, factors, first, nv.mxfp4_for_fp8(w2), activation=activation)
+    want = nv.moe(x, ids, factors, first, nv.mxfp4_for_fp8(w2), activation=activation, rows="fp8")
     assert (got - want).norm() < 0.01 * want.norm()
     exact = nv.moe(x, ids, factors, nv.Experts(w13, bias=bias), w2, activation=activation, rows="16bit")
     assert 0.002 * exact.norm() < (got - exact).norm() < 0.06 * exact.norm()
@@ -64,5 +64,9 @@ def test_refusals():
             nv.MoE(3, HIDDEN, WIDTH, format=format, activations="fp8_1xk")
     with pytest.raises(ValueError, match="input_scale with rows of FP8_1XK"):
         moe_of_parts(x, ids, factors, w13, w2, activations="fp8_1xk", input_scale=torch.ones(1))
+    with pytest.raises(
+        ValueError, match='rows="fp8" with MXFP4 weights; pass weights in FP8_128x128, or MXFP4 weights'
+    ):
+        nv.moe(x, ids, factors, w13, w2, rows="fp8")
     with pytest.raises(TypeError, match="pass an MXFP4"):
         ExpertWeights.quantize(some(3, 128, 128)).for_fp8()
