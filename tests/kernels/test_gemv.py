@@ -240,7 +240,7 @@ def test_refusals():
     refused(ValueError, "out has shape", out=torch.zeros(65, dtype=torch.bfloat16))
     refused(ValueError, "out overlaps a in memory", out=lambda x: x["a"].view(-1).view(torch.bfloat16)[:64])
     refused(TypeError, "alpha has dtype", alpha=torch.ones(1, dtype=torch.float64))
-    refused(ValueError, "one a batch", alpha=torch.ones(2))
+    refused(ValueError, "one per batch", alpha=torch.ones(2))
     refused(TypeError, "pass a torch.Tensor", a=[1])
     refused(UnsupportedProblem, "no backward pass", alpha=torch.ones(1, requires_grad=True))
 

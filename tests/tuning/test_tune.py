@@ -3,7 +3,6 @@
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import get_args
 
 import cases
 import device_groups_check
@@ -27,7 +26,7 @@ from nvfp4_cute.launch.tuned import Request, Tuning
 from nvfp4_cute.ops.parts import gemm, grouped_gemm
 from nvfp4_cute.planning.arch import sm90, sm100
 from nvfp4_cute.planning.config import KernelConfig
-from nvfp4_cute.problem import Form, GroupedProblem
+from nvfp4_cute.problem import GroupedProblem
 from nvfp4_cute.tuning import autotune
 from nvfp4_cute.tuning.stopwatch import EMPTY, Sample
 
@@ -389,7 +388,7 @@ def test_the_verb_is_described():
         cli.build_parser().parse_args(line.strip().split("  ")[0].split()[1:])
 
 
-@pytest.mark.parametrize("form", get_args(Form))
+@pytest.mark.parametrize("form", choices.FORMS)
 @pytest.mark.parametrize("op", choices.OPERATIONS)
 def test_the_verb_makes_operands_of_every_form(form, op):
     work = tune_verb.of_shape((40,), 64, 256, 2, op, form, "nvfp4")
@@ -402,7 +401,7 @@ def test_the_verb_makes_operands_of_every_form(form, op):
     assert (asked.problem.activation is None) == (op != "dual")
 
 
-@pytest.mark.parametrize("form", get_args(Form))
+@pytest.mark.parametrize("form", choices.FORMS)
 def test_the_verb_makes_operands_of_other_formats(form):
     args = cli.build_parser().parse_args("tune --m 40 --n 64 --k 256 --formats fp8_1x128,fp8_128x128".split())
     work = tune_verb.of_shape(args.m, args.n, args.k, 2, args.op, form, args.out, args.formats)
