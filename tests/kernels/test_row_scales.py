@@ -77,7 +77,7 @@ def parts(result):
     return [result.data, result.scale] if isinstance(result, BlockScaledTensor) else [result]
 
 
-@pytest.mark.sampled(8)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("arch", ARCHS)
 @pytest.mark.parametrize("call", CALLS)
 def test_products(arch, call):
@@ -91,7 +91,7 @@ def test_products(arch, call):
             assert_bitwise_equal(one, other)
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("arch", ["sm_90a", "sm_100a", "sm_120a"])
 @pytest.mark.parametrize("number", range(60))
 def test_configs(arch, number):

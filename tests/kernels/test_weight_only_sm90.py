@@ -59,7 +59,7 @@ def test_ragged(chosen, dtype, mode):
     )
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("format", "form", "chosen", "gate"),
     [
