@@ -262,8 +262,6 @@ def _table(header: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
 
 def main() -> None:
     """Evaluates, and writes both files."""
-    import transformers
-
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", type=Path, help="a folder that an earlier run wrote; default: download")
     parser.add_argument("--work", type=Path, help="a folder for checkpoints, kept; default: a temporary one")
@@ -278,6 +276,8 @@ def main() -> None:
     args = parser.parse_args()
     target = RESULTS / "accuracy.json"
     if not args.page_only:
+        import transformers
+
         torch.set_num_threads(1)
         with tempfile.TemporaryDirectory() as folder:
             model = args.model or smollm2(Path(folder))
