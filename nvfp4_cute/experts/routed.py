@@ -70,6 +70,8 @@ def _product(
             Weights("b", w.data if i == 0 else None, w.scale, name, alpha, w.format)
             for i, (name, alpha) in enumerate(alphas.items())
         ]
+        if gate is not None:
+            weights = grouped.dual_weights(weights[0], weights[1], 1.0)
         problem, operands, outs = grouped.check_device_groups(
             every, None, weights, (offs, None), Result(None, a.dtype, None), gate=gate
         )

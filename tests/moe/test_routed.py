@@ -37,6 +37,14 @@ def test_few_choices_take_three_launches(arch, tokens, top_k, experts):
     assert_bitwise_equal(moe(*layer.arguments(), **layer.options, backend="reference"), got)
 
 
+def test_a_factor_of_gate_or_up_alone():
+    """The other one is 1."""
+    layer = layer_of(1, 4, 5)
+    layer.options["alpha13"] = None, torch.tensor([0.5, 2.0, 1.0, 4.0, 0.25])
+    got = moe(*layer.arguments(), **layer.options, backend="emulator:sm_90a")
+    assert_bitwise_equal(got, moe(*layer.arguments(), **layer.options, backend="reference"))
+
+
 @pytest.mark.parametrize(("tokens", "experts", "launches"), [(1, 2, 3), (2, 32, 3), (2, 31, 4)])
 def test_more_choices_are_sorted(tokens, experts, launches, monkeypatch):
     """Eight experts for each choice, but for one token."""
