@@ -1,6 +1,7 @@
 """FP8 rows and MXFP4 weights prepared for them, and checks of their products. Sums are exact, so bits equal the reference's."""
 
 import torch
+from fp8_check import ENDS, check_ends
 from oracle import assert_bitwise_equal
 
 import nvfp4_cute as nv
@@ -9,7 +10,6 @@ from nvfp4_cute.formats.exact_fp8 import mxfp4_for_fp8
 from nvfp4_cute.ops import parts
 from nvfp4_cute.planning.config import KernelConfig
 
-ENDS = (0, 40, 40, 45, 111)
 ALPHAS = (0.5, -2.0, 1.0, 4.0, 0.25)
 
 
@@ -43,15 +43,8 @@ def weights_of(*shape, seed=0):
 
 def check_ragged(n, k, chosen, backend, mode="eager", device="cpu"):
     """Checks ragged groups: empty ones, groups that end inside a tile, and rows that belong to no group."""
-    x, w, alpha = tokens_of(120, k), weights_of(len(ENDS), n, k), torch.tensor(ALPHAS)
-    offs = torch.tensor(ENDS, dtype=torch.int32)
-    want = nv.grouped_gemm(x, w, offs=offs, alpha=alpha, out_dtype=torch.float32)
-    x, w, offs, alpha = (t.to(device) for t in (x, w, offs, alpha))
-    with observe(mode=mode, check=True):
-        got = parts.grouped_gemm(
-            x, w, offs=offs, alpha=alpha, config=chosen, backend=backend, out_dtype=torch.float32
-        )
-    assert_bitwise_equal(got.cpu()[: ENDS[-1]], want[: ENDS[-1]])
+    x, w = tokens_of(120, k), weights_of(len(ENDS), n, k)
+    check_ends(x, w, torch.tensor(ALPHAS), chosen, backend, mode, device)
 
 
 def check_dual(layout, chosen, backend, mode="eager", device="cpu"):
