@@ -42,7 +42,7 @@ HEAD = """# Layers, modelled
 
 {error} Made by `{command}`.
 
-us of a whole layer as its user calls it, in a CUDA graph on a cold L2: `MoE` with `route` on bf16 tokens, of which every one
+us of a whole layer as its user calls it, in a CUDA graph on a cold L2: `MoE` with `route` on bf16 tokens. Every token
 chose experts by random logits; `QuantizedLinear` with a calibrated scale. Behind each time: what moving the chosen experts'
 weights and the tokens once takes at least, in percent of it ("speed of light"); then the percentages of that bandwidth at which
 device memory is read while each product runs. On the sm_100 family weights begin to come before the launch before a product ends,

@@ -166,12 +166,12 @@ def _notes(known: Records) -> list[str]:
         f"{sum(r['compared'] for r in modelled):,} results of executed clusters were compared with exact sums, rounded to "
         f"bfloat16; {sum(map(_wrong, modelled)):,} differ. Scales are 1 or 2, so that fp32 sums are exact in any order. An "
         "executed cluster must also compute the tiles that the replay expects of it, and no others.",
-        "all kernels take rows of all experts one after the other, except CUTLASS list (lists of matrices, with sizes that the "
-        "host knows) and FlashInfer masked (every expert has as many rows as the largest).",
+        "all kernels take rows of all experts one after the other, except two: CUTLASS list takes lists of matrices, whose sizes "
+        "the host knows, and in FlashInfer masked every expert has room for the rows of the largest one.",
         "only the launch that multiplies is counted; CUTLASS moe makes tensor maps in a launch before it.",
         "foreign kernels have static schedulers; LightMoE's and QuACK's dynamic ones are not modelled.",
-        "tokens choose experts uniformly at random (`bench/cases.py`). Experts divided over GPUs, of which one is modelled, with "
-        f"tokens of all: {divided}.",
+        "tokens choose experts uniformly at random (`bench/cases.py`). If experts are divided over GPUs, one GPU is modelled, "
+        f"with tokens of all: {divided}.",
         f"modelled by sources of {len(sources)} digests; the JSON file has that of every time.",
         "times of cells that FlashInfer published: `bench/results/timing_model.md`.",
         *(f"not modelled, {reason} ({count} cells and tiles)" for reason, count in reasons.items()),

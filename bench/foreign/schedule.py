@@ -58,7 +58,7 @@ def static_work(
     Args:
         operands: operands of the launch.
         tile_mnk: tile of a cluster: rows, columns of results, and values along K per step.
-        clusters: launched clusters, as many as the GPU holds.
+        clusters: number of launched clusters. The GPU holds all of them at once.
         fast: see `StaticSchedule`.
         a_scale: scales of ``a`` in another order of atoms, and the first atom of every group.
     """

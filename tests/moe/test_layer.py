@@ -192,7 +192,7 @@ def test_silu_in_the_epilogue(arch):
 
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("arch", ARCHS)
-@pytest.mark.parametrize("width", [64, 128])  # of which the second has gate, up and activation in one launch
+@pytest.mark.parametrize("width", [64, 128])  # 128: gate, up and activation in one launch
 @pytest.mark.parametrize("rows", ["nvfp4", "nvfp4_four_over_six"])
 def test_a_global_scale_for_each_row(arch, width, rows):
     x, (ids, weights) = torch.randn(9, 64) * torch.logspace(-3, 3, 9)[:, None], route(torch.randn(9, 4), 2)

@@ -70,7 +70,7 @@ def load_tile_words(address: Int32) -> list:
 
 
 def _load_matrices(address: Int32) -> list:
-    """Loads four 8 x 8 matrices of 16-bit values, of which lane 4g + t gets the word t of row g (PTX ISA 9.7.14.5.15)."""
+    """Loads four 8 x 8 matrices of 16-bit values; lane 4g + t gets word t of row g of each (PTX ISA 9.7.14.5.15)."""
     return list(
         inline_ptx(
             "ldmatrix.sync.aligned.m8n8.x4.shared.b16 {{$w0}, {$w1}, {$w2}, {$w3}}, [{$r0}];",

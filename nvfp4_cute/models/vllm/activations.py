@@ -26,7 +26,7 @@ def activation_of(name: str, activation: str, moe: Any) -> Activation:
     Args:
         name: name of the layer.
         activation: vLLM's name of the activation.
-        moe: vLLM's config of the layer, with the constants of its activation, any of which may be missing; or None.
+        moe: vLLM's config of the layer, or None. It may lack constants of the activation.
     """
     limit, alpha, beta = (getattr(moe, f"swiglu_{constant}", None) for constant in ("limit", "alpha", "beta"))
     own = ACTIVATIONS.get(activation)
