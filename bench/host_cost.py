@@ -123,7 +123,7 @@ def _experts() -> Iterator[tuple[str, Call]]:
             end = f"{rows} rows, {tokens} tokens"
             yield f"MoE, {end}", lambda of=(layer, x, ids, weights): of[0](*of[1:])  # type: ignore[misc]
             call = (x, ids, weights, w13, w2)
-            yield f"moe, {end}", lambda call=call, rows=rows: nv.moe(*call, rows=rows)  # type: ignore[misc]
+            yield f"moe, {end}", lambda call=call, rows=rows: nv.moe(*call, activations=rows)  # type: ignore[misc]
 
 
 def host_us(call: Call) -> float:

@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     from nvfp4_cute.errors import RankError as RankError
     from nvfp4_cute.errors import UnsupportedProblem as UnsupportedProblem
     from nvfp4_cute.errors import UnsupportedTarget as UnsupportedTarget
+    from nvfp4_cute.experts.moe import ActivationFormat as ActivationFormat
     from nvfp4_cute.experts.moe import Experts as Experts
     from nvfp4_cute.experts.moe import Parallel as Parallel
-    from nvfp4_cute.experts.moe import Rows as Rows
     from nvfp4_cute.experts.moe import moe as moe
     from nvfp4_cute.experts.placement import Placement as Placement
     from nvfp4_cute.experts.routing import route as route
@@ -75,6 +75,7 @@ INT8: "BlockFormat"
 # Public name -> its module. The imports above repeat this for type checkers.
 _MODULES = {
     "Activation": "activation",
+    "ActivationFormat": "experts.moe",
     "BlockFormat": "formats.block_format",
     "BlockScaledTensor": "formats.block_scaled",
     "CacheError": "errors",
@@ -101,7 +102,6 @@ _MODULES = {
     "Options": "ops.options",
     "Parallel": "experts.moe",
     "PersistentMLP": "nn.persistent_mlp",
-    "Rows": "experts.moe",
     "UnsupportedProblem": "errors",
     "UnsupportedTarget": "errors",
     "debug": "operands.group_sizes",

@@ -16,7 +16,7 @@ from nvfp4_cute.formats.scale_layout import from_blocked, to_blocked
 from nvfp4_cute.models.router import fuse_routers
 from nvfp4_cute.nn.activations import mode_of
 from nvfp4_cute.nn.embedding import QuantizedEmbedding
-from nvfp4_cute.nn.experts import RoutedExperts
+from nvfp4_cute.nn.experts import ModelExperts
 from nvfp4_cute.nn.fused import fuse as fuse_layers
 from nvfp4_cute.nn.kept import keep_decoded
 from nvfp4_cute.nn.linear import K_STEP, QuantizedLinear
@@ -159,7 +159,7 @@ def _linear(linear: torch.nn.Linear, way: Way, device: torch.device) -> Quantize
     return QuantizedLinear.from_quantized(weight, bias, activations=activations, input_scale=INPUT_SCALE)
 
 
-def _experts(module: Any, activation: Any, way: Way, device: torch.device) -> RoutedExperts:
+def _experts(module: Any, activation: Any, way: Way, device: torch.device) -> ModelExperts:
     has_gate = getattr(module, "has_gate", True)
     turned = getattr(module, "is_transposed", False)
     size = lambda w: (w.shape[0], *(w.shape[:0:-1] if turned else w.shape[1:]))
@@ -187,7 +187,7 @@ def _experts(module: Any, activation: Any, way: Way, device: torch.device) -> Ro
         one(width, features), one(features, hidden), bias13=bias(width), bias2=bias(features), activations=activations,
         activation=activation, weight_layout="concatenated" if has_gate else "none", **scales,
     )  # fmt: skip
-    return RoutedExperts(layer)
+    return ModelExperts(layer)
 
 
 def _materialize(model: torch.nn.Module, device: torch.device) -> None:

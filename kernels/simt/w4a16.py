@@ -162,9 +162,9 @@ class W4A16Kernel:
         self.is_fp8 = weights.element.bits == 8
         self.int4 = Int4Decoding(weights, is_bf16) if weights.is_int4 else None
         # INT8: one scale per row, which multiplies sums at the end.
-        self.has_row_scales = weights.block_k == 0
-        self.promotes = weights.scale == FP32 and self.int4 is None and not self.has_row_scales
-        if self.promotes or self.has_row_scales or self.int4 is not None:
+        self.is_1xk = weights.is_1xk
+        self.promotes = weights.scale == FP32 and self.int4 is None and not self.is_1xk
+        if self.promotes or self.is_1xk or self.int4 is not None:
             self.format = AS_IT_IS["bf16" if is_bf16 else "f16"]
         elif self.is_fp8:
             self.format = BF16_OF_FP8[weights.element.name]
@@ -174,7 +174,7 @@ class W4A16Kernel:
         self.pieces_per_atom = (weights.atom_k or PIECE_K) // PIECE_K
         self.chunks_per_atom = max(self.pieces_per_atom // PIECES, 1)
         # Bytes of the scales per atom of rows and K.
-        self.atom_bytes = 0 if self.has_row_scales else weights.scale_bytes(weights.atom_rows, weights.atom_k)
+        self.atom_bytes = 0 if self.is_1xk else weights.scale_bytes(weights.atom_rows, weights.atom_k)
         self.out_dtype = out_dtype
         self.has_alpha = has_alpha
         self.bias_dtype = bias_dtype
@@ -238,7 +238,7 @@ class W4A16Kernel:
         group, piece = lane // PIECES, lane % PIECES
         atoms = Int64(unit // BANDS) * cute.ceil_div(num_pieces, self.pieces_per_atom) * self.atom_bytes
         sfb = operands.sfb + batch * sfb_batch + atoms
-        if cutlass.const_expr(not (self.promotes or self.has_row_scales)):
+        if cutlass.const_expr(not (self.promotes or self.is_1xk)):
             sfb += (
                 row_of(unit, group, 0) % BAND_ROWS * SCALES_BYTES + piece // self.pieces_per_atom * ATOM_BYTES
             )
@@ -287,7 +287,7 @@ class W4A16Kernel:
             for w in cutlass.range_constexpr(1, W4A16_WARPS):
                 total = total + sums[place, token, w]
             total = total * Float32(self.format.weight_factor)
-            if cutlass.const_expr(self.has_row_scales):
+            if cutlass.const_expr(self.is_1xk):
                 place_of_scale = Int64(cutlass.min(row, operands.n - 1)) * FP32_BYTES
                 total = total * global_scalar(Float32, operands.sfb + batch * sfb_batch + place_of_scale)[0]
             if cutlass.const_expr(self.has_alpha):
@@ -314,7 +314,7 @@ class W4A16Kernel:
         x = cute.make_rmem_tensor((PIECE_K // 2, self.num_mma_n), Uint32)
         num_chunks = cute.ceil_div(source.num_pieces, PIECES)
         steps = (self.chunks_per_atom, max(PIECES // self.pieces_per_atom, 1) * self.atom_bytes)
-        num_scales = 0 if self.has_row_scales else 1 if self.promotes else BANDS
+        num_scales = 0 if self.is_1xk else 1 if self.promotes else BANDS
         load_weights(weights, scales, source, warp_idx, steps, num_scales)
         for chunk in cutlass.range(warp_idx, num_chunks, W4A16_WARPS, unroll=1):
             self.load_activations(x, source, chunk)
@@ -326,7 +326,7 @@ class W4A16Kernel:
                 scale = ptx.float_of(scales[0])
                 for i in cutlass.range_constexpr(cute.size(acc)):
                     acc[i] = ptx.fma_f32(products[i], scale, acc[i])
-            elif cutlass.const_expr(self.has_row_scales):
+            elif cutlass.const_expr(self.is_1xk):
                 self.multiply(acc, weights, [[None]] * BANDS, x)
             else:
                 self.multiply(acc, weights, self.block_scales(scales, source, chunk), x)
@@ -403,7 +403,7 @@ class W4A16Kernel:
         if self.is_fp8:
             four = [ptx.prmt(*words, Uint32(selector)) for selector in APART]
             name = self.weights.element.name
-            if self.has_row_scales:
+            if self.is_1xk:
                 halves = [half for word in four for half in ptx.s8x4_to_f16x2(word)]
             else:
                 halves = [half for word in four for half in fp8.to_f16x2(word, name)]

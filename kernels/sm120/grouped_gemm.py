@@ -38,7 +38,6 @@ from nvfp4_cute.planning.arch.sm120 import (
     BUFFER_ALIGN_BYTES,
     WARP_COLUMNS,
     formats_on_sides,
-    has_row_scales,
     num_teams,
     promotes,
     smem_plan,
@@ -75,7 +74,7 @@ class GroupedGemmSm120(GroupedGemmVariant):
         self.smem = smem_plan(config, self.output_kind.num_b, self.formats)
         self.promotes = promotes(self.formats)
         # Unscaled integer sums need no scales.
-        self.scales_integers = has_row_scales(self.formats) and self.out_dtype is not Int32
+        self.scales_integers = self.formats[0].is_1xk and self.out_dtype is not Int32
         self.boxes = make_boxes(config, self.formats)
         self.side_formats = formats_on_sides(config, self.formats)
         self.warp_tile = WarpTile(

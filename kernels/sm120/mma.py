@@ -12,7 +12,7 @@ import cutlass.pipeline as pipeline
 from cutlass import Float32, Int32
 
 from nvfp4_cute.formats.block_format import Formats
-from nvfp4_cute.planning.arch.sm120 import MMA, MMA_ROW_BYTES, SmemPlan, has_row_scales, promotes
+from nvfp4_cute.planning.arch.sm120 import MMA, MMA_ROW_BYTES, SmemPlan, promotes
 from nvfp4_cute.planning.config import KernelConfig
 
 from ..common.fp32_scales import ScalePair
@@ -94,7 +94,7 @@ def run_mma(args: MmaArgs):
     results = ResultTile(warp_tile, config.swap_ab, args.output_kind.weight_layout)
     fragments = _make_fragments(warp_tile, args.formats)
     # (REGISTER, MMA_M, MMA_N)
-    of_integers = has_row_scales(args.formats)
+    of_integers = args.formats[0].is_1xk
     dtype = Int32 if of_integers else Float32
     acc = cute.make_rmem_tensor((4, len(warp_tile.mma_m), len(warp_tile.mma_n)), dtype)
 
@@ -243,7 +243,7 @@ def _make_fragments(warp_tile: WarpTile, formats: Formats) -> Fragments:
     a, b = (cute.make_rmem_tensor(shape, Int32) for shape in shapes)
     if promotes(formats):
         return Fragments(a, b, PromotedScales.of(warp_tile), MMA_FORMATS)
-    if has_row_scales(formats):
+    if formats[0].is_1xk:
         return Fragments(a, b, IntegerSums(), formats)
     return Fragments(a, b, BlockScales.of(warp_tile, formats), formats)
 

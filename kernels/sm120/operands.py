@@ -10,7 +10,6 @@ from nvfp4_cute.planning.arch.sm120 import (
     SF_ATOM_ROWS,
     SmemPlan,
     formats_on_sides,
-    has_row_scales,
     promotes,
 )
 from nvfp4_cute.planning.config import KernelConfig
@@ -58,7 +57,7 @@ def make_boxes(config: KernelConfig, formats: Formats) -> Boxes:
     m_format, n_format = formats_on_sides(config, formats)
     bits = MMA[formats].element_bits
     elements = MapElement.of(m_format, bits), MapElement.of(n_format, bits)
-    if promotes(formats) or has_row_scales(formats):
+    if promotes(formats) or formats[0].is_1xk:
         return Boxes(k, m, n, None, None, elements=elements)
     k_blocks = k // m_format.atom_k
     of_scales = (k_blocks, m // SF_ATOM_ROWS), (k_blocks, 1)

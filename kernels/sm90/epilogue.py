@@ -270,11 +270,11 @@ def _store_halves(
     row, unit, step = team.thread // ROW_UNITS, team.thread % ROW_UNITS, team.threads // ROW_UNITS
     read, stored = staging + _unit_offset(row, unit), origin + row * pitch * 2 + unit * UNIT_BYTES
     is_whole = (origin | pitch * 2 | Int64(columns) * 2) % UNIT_BYTES == 0
-    whole_rows = rows - row if unit * UNIT_VALUES < columns else Int32(0)
+    stored_rows = rows - row if unit * UNIT_VALUES < columns else Int32(0)
     pass_values = PASS_TOKENS // BLOCK_TOKENS * results.block_values
     if cutlass.const_expr(results.count > MOST_IN_TURN * pass_values):
         # In large tiles ptxas would recompute these in each pass.
-        written, read, whole_rows = opaque(written), opaque(read), opaque(whole_rows)
+        written, read, stored_rows = opaque(written), opaque(read), opaque(stored_rows)
     if cutlass.const_expr(team.warps > 1):
         team.wait()  # The previous tile has been read from the buffers.
     for first in cutlass.range(0, rows, PASS_TOKENS, unroll=1):
@@ -294,7 +294,7 @@ def _store_halves(
             offsets = range(0, min(results.num_tokens, PASS_TOKENS), step)
             units = [load_shared(buffer + read + at * ROW_BYTES, UNIT_WORDS, True) for at in offsets]
             for i in cutlass.range_constexpr(len(units)):
-                store_words(stored + offsets[i] * pitch * 2, units[i], first + offsets[i] < whole_rows)
+                store_words(stored + offsets[i] * pitch * 2, units[i], first + offsets[i] < stored_rows)
         else:
             _store_elements(team, staging + buffer, origin + first * pitch * 2, pitch, rows - first, columns)
         stored += pitch * (2 * PASS_TOKENS)

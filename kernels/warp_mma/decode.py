@@ -78,14 +78,9 @@ class Decoding:
         return self.format.scale == UE8M0
 
     @property
-    def has_row_scales(self) -> bool:
-        """Whether one scale per weight row multiplies complete sums."""
-        return self.format.block_k == 0
-
-    @property
     def promotes(self) -> bool:
         """Whether sums of a step are multiplied by a scale of 128 x 128 weights."""
-        return self.format.scale_layout == "rowmajor" and not self.has_row_scales
+        return self.format.scale_layout == "rowmajor" and not self.format.is_1xk
 
     @property
     def exponent(self) -> int:

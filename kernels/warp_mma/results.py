@@ -118,7 +118,7 @@ class Results:
     def row_scales(self, unit: Int32, place: Place, n: Int32, lane: Lane) -> list | None:
         """Loads the scales of the lane's weight rows if the format has one per row; otherwise returns None."""
         loads = self.loads
-        if not loads.decoding.has_row_scales:
+        if not loads.decoding.format.is_1xk:
             return None
         weights = loads.weights[0]
         first = unit // BANDS * (BANDS * BAND_ROWS) + unit % BANDS * OCTET + lane.group

@@ -110,11 +110,11 @@ class QuantizeKey(SimtKey):
     def make_kernel(self) -> Any:
         """Returns the CuTe DSL object to compile."""
         from nvfp4_cute.kernels.simt.quantize import QuantizeKernel
+        from nvfp4_cute.kernels.simt.quantize_1xk import Quantize1xKKernel
         from nvfp4_cute.kernels.simt.quantize_rows import QuantizeRowsKernel
-        from nvfp4_cute.kernels.simt.quantize_whole_rows import QuantizeWholeRowsKernel
 
         if self.format.scale_layout == "rowmajor":
-            of_rows = QuantizeRowsKernel if self.format.block_k else QuantizeWholeRowsKernel
+            of_rows = Quantize1xKKernel if self.format.is_1xk else QuantizeRowsKernel
             return of_rows(self.dtype == torch.bfloat16, self.has_up, self.to_name(), self.format)
         return QuantizeKernel(
             self.dtype == torch.bfloat16,

@@ -243,7 +243,7 @@ def _shift(
 
 
 # ---- several instructions at once ---------------------------------------------------------------------------------
-class Rows:
+class MergedInstructions:
     """Instructions of one form as one: the step of the first one takes the lanes of all.
 
     Attributes:
@@ -430,7 +430,7 @@ class _Source:
 
     def __init__(self, holds: dict[int, str]):
         self.holds = holds
-        self.calls: dict[str, Rows] = {}
+        self.calls: dict[str, MergedInstructions] = {}
         self.lines: list[str] = []
         self.named: set[int] = set()
         self.gains = False
@@ -468,7 +468,7 @@ class _Source:
         columns = [i for i in first.columns if self.holds[first.parts[i]] == LANES]
         shared = [first.parts[i] for i in first.columns if i not in columns]
         name = f"rows{first.pc}"
-        self.calls[name] = Rows(group, columns, shared)
+        self.calls[name] = MergedInstructions(group, columns, shared)
         targets = ", ".join(f"regs[{one.parts[i]}]" for i in range(first.targets) for one in group)
         texts = ("[" + ", ".join(f"regs[{one.parts[i]}]" for one in group) + "]" for i in columns)
         self.lines.append(f"{targets} = {name}(warp, ({', '.join(texts)},))")

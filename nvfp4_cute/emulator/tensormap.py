@@ -187,7 +187,7 @@ class TensorMap:
             complex128 (outer dims..., chunks per row): the tile's 16-byte chunks before swizzling. May be a view of
             global memory, so use it at once.
         """
-        whole = self._whole_rows(coords, view)
+        whole = self._contiguous_rows(coords, view)
         if whole is not None:
             return _as_loaded(self.element, whole).view(np.complex128)
         region = self._clip(coords)
@@ -341,7 +341,7 @@ class TensorMap:
         span = self.row_bytes + sum((n - 1) * p for n, p in zip(tile[1:], pitches, strict=True))
         return last, (*self.tile_shape[:-1], self.row_bytes), span, (*pitches[::-1], 1)
 
-    def _whole_rows(self, coords: tuple[int, ...], view: GlobalView) -> np.ndarray | None:
+    def _contiguous_rows(self, coords: tuple[int, ...], view: GlobalView) -> np.ndarray | None:
         """Like `_global_rows`, for an aligned box that lies inside the tensor; None for other boxes."""
         last, shape, span, pitches = self._whole
         bits = coords[0] * self.element.bits

@@ -77,16 +77,11 @@ def check_tokens(x: torch.Tensor, ids: torch.Tensor) -> None:
 def check_row_format(format: BlockFormat, **global_scales: Any) -> None:
     """Raises TypeError or ValueError for a format that rows of experts cannot have, or for a global scale that it lacks."""
     format = as_format("format", format)
-    if format.name not in ROW_FORMATS and not has_whole_rows(format):
+    if format.name not in ROW_FORMATS and not format.is_1xk:
         raise ValueError(
             f"format={format.name} is none of rows of experts; use one of {', '.join(ROW_FORMATS)}, fp8_1xk, int8"
         )
     _check_global_scales(format, global_scales)
-
-
-def has_whole_rows(format: BlockFormat) -> bool:
-    """Returns whether the format has one scale per row: FP8_1xK and INT8."""
-    return format.scale_layout == "rowmajor" and format.block_k == 0
 
 
 def check_row_scales(activations: str, **global_scales: Any) -> None:

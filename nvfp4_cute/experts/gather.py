@@ -7,8 +7,8 @@ from typing import Any
 import torch
 
 from nvfp4_cute.backends.calls import run
-from nvfp4_cute.experts.checks import check_row_format, check_row_pitch, check_tokens, has_whole_rows
-from nvfp4_cute.experts.keys import GatherQuantizeKey, GatherWholeRowsKey
+from nvfp4_cute.experts.checks import check_row_format, check_row_pitch, check_tokens
+from nvfp4_cute.experts.keys import Gather1xKKey, GatherQuantizeKey
 from nvfp4_cute.experts.new_rows import new_rows
 from nvfp4_cute.experts.permutation import (
     Permutation,
@@ -154,7 +154,7 @@ def gather_as(
     Rows in FP8_1x128 take a launch of their own after ``gather``.
     """
     where: Any = {"first_expert": first_expert, "backend": backend}
-    if format is None or (format.scale_layout == "rowmajor" and not has_whole_rows(format)):
+    if format is None or (format.scale_layout == "rowmajor" and not format.is_1xk):
         data, order = gather(x, ids, num_experts, **where)
         return (*quantize_rows(data, format, backend), order)
     return gather_quantize(x, ids, num_experts, format=format, global_scale=global_scale, **where)
@@ -250,10 +250,10 @@ class GatherQuantizeTask(TableTask):
         """Returns whether there are no tokens to gather."""
         return self.ids.numel() == 0
 
-    def key(self, gpu: Gpu) -> GatherQuantizeKey | GatherWholeRowsKey:
+    def key(self, gpu: Gpu) -> GatherQuantizeKey | Gather1xKKey:
         """Returns the key of the gather kernel."""
         if self.format is not None and self.format.scale_layout == "rowmajor":
-            return GatherWholeRowsKey(gpu.arch, self.x.dtype, self.format, self.finds_order)
+            return Gather1xKKey(gpu.arch, self.x.dtype, self.format, self.finds_order)
         return GatherQuantizeKey(gpu.arch, self.x.dtype, self.format, self._global_scales, self.finds_order)
 
     @property

@@ -88,10 +88,10 @@ class GatherQuantizeKey(SimtKey):
 
 
 @dataclass(frozen=True)
-class GatherWholeRowsKey(SimtKey):
+class Gather1xKKey(SimtKey):
     """Gather to rows with one float32 scale each: input dtype, output format, and whether it finds the order of rows."""
 
-    KERNEL = "gather_whole_rows.GatherWholeRowsKernel"
+    KERNEL = "gather_1xk.Gather1xKKernel"
     dtype: torch.dtype
     format: BlockFormat
     finds_order: bool

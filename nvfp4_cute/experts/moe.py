@@ -45,8 +45,8 @@ class Experts:
 
 
 @dataclass(frozen=True, eq=False)
-class Rows:
-    """The rows of both products: how they are quantized, and where router weights multiply.
+class ActivationFormat:
+    """Format of the rows of both products, and where router weights multiply.
 
     Attributes:
         format: "nvfp4", "mxfp4", "mxfp8_e4m3", "mxfp8_e5m2", "fp8_1x128" (with weights in FP8_128x128), "fp8_1xk" (with those
@@ -94,7 +94,7 @@ def moe(
     w2: Weights | Experts,
     *,
     activation: Activation | str = SILU,
-    rows: Rows | str = "auto",
+    activations: ActivationFormat | str = "auto",
     shared: torch.Tensor | None = None,
     parallel: Parallel | None = None,
     backend: str = "auto",
@@ -118,8 +118,8 @@ def moe(
             a layout, biases or factors. NVFP4, MXFP4, MXFP8, FP8_128x128, INT8, or with 16-bit rows int4.
         w2: weights of the second projection in the same types, [E, H, I].
         activation: a record or a name; see :class:`nvfp4_cute.Activation`.
-        rows: a record or the name of its format. "auto": NVFP4 with NVFP4 weights, FP8_1xK with weights from
-            ``mxfp4_for_fp8``, otherwise 16 bits. "fp8": the FP8 format that goes with the weights. See :class:`Rows`.
+        activations: format of both products' rows, an :class:`ActivationFormat` or a name. "auto": NVFP4 with NVFP4 weights,
+            FP8_1xK with weights from ``mxfp4_for_fp8``, otherwise 16 bits. "fp8": the FP8 format that goes with the weights.
         shared: [T, H] in the dtype of x, added to the result, such as a shared expert's result.
         parallel: ranks that divide the layer; see :class:`Parallel`.
         backend: see :func:`nvfp4_cute.gemm`.
@@ -136,7 +136,7 @@ def moe(
     act, ranks = activation_of(activation), parallel if parallel is not None else Parallel()
     if not isinstance(ranks, Parallel):
         raise TypeError(f"parallel={ranks!r} is not a Parallel; pass nvfp4_cute.Parallel(group)")
-    how = _rows_of(rows, first.weight)
+    how = _format_of(activations, first.weight)
     kind, input_scale = kind_of_rows(how.format, how.input_scale)
     if isinstance(second.alpha, tuple):
         raise TypeError("w2.alpha is a tuple; the second product has one factor per expert")
@@ -150,18 +150,21 @@ def moe(
     return moe_of_weighted_tokens(run, *given) if how.weight_on_input else run(*given)
 
 
-def _rows_of(rows: Rows | str, weight: Weights) -> Rows:
-    if isinstance(rows, Rows):
-        return rows
-    if not isinstance(rows, str):
-        raise TypeError(f'rows={rows!r} is not Rows; pass nvfp4_cute.Rows("nvfp4", input_scale), or a name')
-    if rows == "auto":
-        return Rows(USUAL_ROWS.get(getattr(weight, "format", NVFP4), "16bit"))
-    if rows == "fp8":
+def _format_of(activations: ActivationFormat | str, weight: Weights) -> ActivationFormat:
+    if isinstance(activations, ActivationFormat):
+        return activations
+    if not isinstance(activations, str):
+        raise TypeError(
+            f'activations={activations!r} is not an ActivationFormat; pass nvfp4_cute.ActivationFormat("nvfp4", input_scale), '
+            "or a name"
+        )
+    if activations == "auto":
+        return ActivationFormat(USUAL_ROWS.get(getattr(weight, "format", NVFP4), "16bit"))
+    if activations == "fp8":
         format = getattr(weight, "format", NVFP4)
         if format not in FP8_ROWS:
             raise ValueError(
-                f'rows="fp8" with {format.title} weights; pass weights in FP8_128x128, or MXFP4 weights from mxfp4_for_fp8'
+                f'activations="fp8" with {format.title} weights; pass weights in FP8_128x128, or MXFP4 weights from mxfp4_for_fp8'
             )
-        return Rows(FP8_ROWS[format])
-    return Rows(rows)  # type: ignore[arg-type]
+        return ActivationFormat(FP8_ROWS[format])
+    return ActivationFormat(activations)  # type: ignore[arg-type]

@@ -166,7 +166,7 @@ class LocalExperts:
         return scales_rows(self.activations)
 
     @property
-    def _has_row_scales(self) -> bool:
+    def _has_rowmajor_scales(self) -> bool:
         """Whether scales of quantized rows are row-major (FP8_1x128, FP8_1xK, INT8): ``quantize`` makes them."""
         return self.row_format is not None and self.row_format.scale_layout == "rowmajor"
 
@@ -184,7 +184,9 @@ class LocalExperts:
         if self.row_format in (None, FP8_1xK) or self.scales_rows:
             return dtype
         formats = self._a_format, self.w13.format
-        if self._has_row_scales and not composed_dual.is_fused(formats, backend, device, self.row_format):
+        if self._has_rowmajor_scales and not composed_dual.is_fused(
+            formats, backend, device, self.row_format
+        ):
             return torch.float32
         return self.activations
 
@@ -254,7 +256,7 @@ class LocalExperts:
     ) -> tuple[KernelConfig | None, KernelConfig | None]:
         """Returns the configs of both products; None where the call chooses itself."""
         name = backends.resolve(backend, device)
-        if mean_rows is None or name == "reference" or self._has_row_scales:
+        if mean_rows is None or name == "reference" or self._has_rowmajor_scales:
             return None, None
         (_, rows, _), (_, hidden, _) = self.w13.data.shape, self.w2.data.shape
         width = self.w2.format.elements(self.w2.data.shape[2])
@@ -286,7 +288,7 @@ class LocalExperts:
             "activation": self.activation, "gate_layout": gate_layout, "limit": self.limit, "bias": self.bias13,
             "first_expert": first_expert, "backend": backend,
         }  # fmt: skip
-        if self.row_format is None or self._has_row_scales:
+        if self.row_format is None or self._has_rowmajor_scales:
             return activate(h, ids, order, **options)
         if self.scales_rows:
             return activate_quantize_rows(h, ids, order, format=self.row_format, **options)

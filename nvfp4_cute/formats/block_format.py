@@ -238,6 +238,11 @@ class BlockFormat:
         """Divisor of K, such that all blocks are whole."""
         return self.block_k or ROW_K_MULTIPLE
 
+    @property
+    def is_1xk(self) -> bool:
+        """Whether a scale belongs to a row (FP8_1xK, INT8), so that it multiplies sums over all of K."""
+        return self.block_k == 0
+
     def block_of(self, k: int) -> int:
         """Returns how many values of a row of ``k`` share a scale."""
         return self.block_k or k

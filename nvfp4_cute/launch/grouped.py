@@ -32,7 +32,7 @@ from nvfp4_cute.problem import RESULT_FORMATS, GroupedProblem
 from nvfp4_cute.reference import grouped_dual_gemm_reference, grouped_gemm_reference
 
 
-class Rows(NamedTuple):
+class GroupRows(NamedTuple):
     """Location of a group's rows: ``start`` to ``end`` of batch ``batch`` in entry ``entry``, and its first scale block."""
 
     entry: int
@@ -127,22 +127,22 @@ class GroupedTask(GroupsTask):
                 )
         return PADDED_ALIGN_BYTES if padded else TMA_ALIGN_BYTES
 
-    def groups(self) -> Iterator[Rows]:
+    def groups(self) -> Iterator[GroupRows]:
         """Iterates over the locations of all groups, clipped to the existing rows. Reads sizes from the device."""
         operands, form = self.operands, self.problem.form
         if form == "list":
             for g, x in enumerate(operands.a):
-                yield Rows(g, 0, 0, x.rows, 0)
+                yield GroupRows(g, 0, 0, x.rows, 0)
             return
         (a,) = operands.a
         row_blocks = a.scale.numel() // a.atom_row_bytes // a.batches
         sizes = [a.rows] * a.batches if operands.sizes is None else operands.sizes.tolist()
         if form == "ragged":
             places = ragged_places(sizes, a.rows, a.format.atom_rows)
-            yield from (Rows(0, 0, *place) for place in places)
+            yield from (GroupRows(0, 0, *place) for place in places)
             return
         for g, size in enumerate(sizes):
-            yield Rows(0, g, 0, max(min(size, a.rows), 0), g * row_blocks)
+            yield GroupRows(0, g, 0, max(min(size, a.rows), 0), g * row_blocks)
 
     def reference(self) -> None:
         """Computes every group in float64, rounded like ``reference``; quantizes float32 results where needed."""

@@ -35,8 +35,8 @@ from nvfp4_cute.nn.by_rows import by_rows, experts_by_rows
 from nvfp4_cute.nn.embedding import QuantizedEmbedding
 from nvfp4_cute.nn.experts import (
     HiddenFunction,
+    ModelExperts,
     Projection,
-    RoutedExperts,
     SortedExperts,
 )
 from nvfp4_cute.nn.linear import K_STEP, QuantizedLinear
@@ -197,7 +197,7 @@ def experts_module(
     backend: str = "auto",
     keep_two_factors: bool = False,
     decode: bool = False,
-) -> SortedExperts | RoutedExperts:
+) -> SortedExperts | ModelExperts:
     """Makes a module that computes the experts of a layer: MoE where it supports the scheme, else SortedExperts.
 
     Experts with an order of K or factors of their rows (``pre_quant_scale``) also become SortedExperts.
@@ -231,9 +231,9 @@ def experts_module(
         whole = _whole_experts(
             stored, activation, rows, keep_two_factors, dtype=dtype, device=device, backend=backend
         )
-        if isinstance(whole, RoutedExperts) and activations == "by_rows":
+        if isinstance(whole, ModelExperts) and activations == "by_rows":
             scales = _weight_scales(stored, torch.device(device))
-            return RoutedExperts(experts_by_rows(whole.experts, scales))
+            return ModelExperts(experts_by_rows(whole.experts, scales))
         if whole is not None:
             return whole
     module = _sorted_experts(
@@ -262,7 +262,7 @@ def _whole_experts(
     dtype: torch.dtype,
     device: torch.device | str,
     backend: str,
-) -> RoutedExperts | None:
+) -> ModelExperts | None:
     """Makes experts that one call of ``moe`` computes; None if it does not support them."""
     if not isinstance(activation, Activation):
         return None
@@ -270,7 +270,7 @@ def _whole_experts(
         exact = [as_nvfp4(_moved(w, device)) for w in (stored.w13, stored.w2)]
         if all(one is not None for one in exact):
             layer = _moe_module(stored, exact, rows, activation, dtype=dtype, backend=backend)
-            return RoutedExperts(layer)
+            return ModelExperts(layer)
     first, second = (_direct(_moved(w, device), stored.scheme, backend) for w in (stored.w13, stored.w2))
     if first is None or second is None or not _has_whole_blocks(stored, first.format):
         return None
@@ -283,7 +283,7 @@ def _whole_experts(
         first, second, bias13=bias13, bias2=bias2, activations=rounding or "16bit", activation=activation,
         weight_layout="concatenated" if stored.has_gate else "none", dtype=own, backend=backend,
     )  # fmt: skip
-    return RoutedExperts(whole)
+    return ModelExperts(whole)
 
 
 def _sorted_experts(

@@ -9,7 +9,7 @@ import torch
 from torch.nn import functional
 
 from nvfp4_cute.experts.routing import route
-from nvfp4_cute.nn.experts import RoutedExperts
+from nvfp4_cute.nn.experts import ModelExperts
 
 # Tokens with which a router is tested, and the tolerance of its weights against ``route``, which rounds differently.
 TRIED = 16
@@ -54,7 +54,7 @@ def fuse_routers(model: torch.nn.Module) -> list[str]:
 
 def _routers(model: torch.nn.Module) -> Iterator[tuple[str, Any]]:
     for name, block in model.named_modules():
-        if isinstance(block._modules.get("experts"), RoutedExperts):
+        if isinstance(block._modules.get("experts"), ModelExperts):
             for child in ("gate", "router"):
                 if (router := block._modules.get(child)) is not None:
                     yield f"{name}.{child}".lstrip("."), router

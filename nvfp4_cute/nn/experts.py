@@ -30,7 +30,7 @@ from nvfp4_cute.reference import activated
 HiddenFunction = Activation | Callable[..., torch.Tensor]
 
 
-class Rows(NamedTuple):
+class ProductRows(NamedTuple):
     """Rows of all experts as a product reads them: quantized, with scales, global scales of experts or rows, or in 16 bits."""
 
     data: torch.Tensor
@@ -71,7 +71,7 @@ class Projection(KeepsBits):
         return ("factor", "scale") if has_numbers else ("factor",)
 
     def multiply(
-        self, rows: Rows, offs: torch.Tensor, own: torch.Tensor, dtype: torch.dtype, backend: str
+        self, rows: ProductRows, offs: torch.Tensor, own: torch.Tensor, dtype: torch.dtype, backend: str
     ) -> torch.Tensor:
         """Multiplies rows of all experts, which end at ``offs``, and adds the bias of each row's expert ``own``.
 
@@ -221,26 +221,26 @@ class SortedExperts(KeepsBits):
 
     def _ready(
         self, x: torch.Tensor, offs: torch.Tensor, given: torch.Tensor | None, expert_of_row: torch.Tensor
-    ) -> Rows:
+    ) -> ProductRows:
         """Quantizes rows for the next product, or rounds them for 16-bit weights. ``given``: global scales [E]."""
         if self.activations == "16bit":
-            return Rows(x)
+            return ProductRows(x)
         if self.is_decoded:
             y = torch.zeros_like(x)
             for e, part in segments(offs):
                 y[part] = rounded(x[part], self.activations, "auto" if given is None else given[e])
-            return Rows(y)
+            return ProductRows(y)
         format = format_named(self.activations.removesuffix(PER_ROW_SUFFIX))
         if scales_rows(self.activations):
             q = grouped_quantize_rows(x, offs, format=format, global_scale=PER_ROW, backend=self.backend)
             assert q.global_scale is not None
-            return Rows(q.data, q.scale, None, format.stored, q.global_scale[:, 0])
+            return ProductRows(q.data, q.scale, None, format.stored, q.global_scale[:, 0])
         if not format.has_global_scale:
             made = quantize(x, format=format, backend=self.backend)
-            return Rows(made.data, made.scale, None, format)
+            return ProductRows(made.data, made.scale, None, format)
         scales = self._found(x, format, expert_of_row) if given is None else given
         data, scale = grouped_quantize(x, offs, format=format, global_scale=scales, backend=self.backend)
-        return Rows(data, scale, scales, format.stored)
+        return ProductRows(data, scale, scales, format.stored)
 
     def _found(self, x: torch.Tensor, format: BlockFormat, expert_of_row: torch.Tensor) -> torch.Tensor:
         """Returns one global scale for the rows of all experts, repeated as float32 [E]."""
@@ -252,7 +252,7 @@ class SortedExperts(KeepsBits):
         return torch.where(amax == 0, 1.0, scale).expand(self.num_experts).contiguous()
 
 
-class RoutedExperts(torch.nn.Module):
+class ModelExperts(torch.nn.Module):
     """Converts rows and weights of a model to those that ``experts`` take: MoE needs 16-bit rows and float32 weights."""
 
     def __init__(self, experts: Any):
@@ -270,7 +270,7 @@ class RoutedExperts(torch.nn.Module):
 class EqualGroups(torch.nn.Module):
     """Experts of a model that passes all tokens to each expert: rows [E T, H], expert after expert (Llama-4)."""
 
-    def __init__(self, experts: "SortedExperts | RoutedExperts"):
+    def __init__(self, experts: "SortedExperts | ModelExperts"):
         super().__init__()
         self.experts = experts
 

@@ -111,7 +111,7 @@ class MoE(NamesFormats):
         limit: limit of an activation that is given by name; see :class:`nvfp4_cute.Activation`.
         weight_layout: see ``moe``.
         weight_on_input: whether router weights multiply tokens before the first product (Llama-4); see
-            :class:`nvfp4_cute.Rows`.
+            :class:`nvfp4_cute.ActivationFormat`.
         input_scale, hidden_scale: calibrated global scales of x and of the hidden activations: a number, or one per expert;
             None for 1. Only NVFP4 activations have them. ``input_scale="per_row"``: every row of both products has its own, found
             by the launches that quantize, and nothing is calibrated.

@@ -21,12 +21,12 @@ from nvfp4_cute.ops.options import (
 )
 from nvfp4_cute.problem import QuantizedName
 
-Rows = BlockScaledTensor | torch.Tensor
+Operand = BlockScaledTensor | torch.Tensor
 
 
 @overload
 def dual_gemm(
-    a: Rows,
+    a: Operand,
     w: GateUp,
     *,
     activation: Activation | str = SILU,
@@ -52,7 +52,7 @@ def dual_gemm(
 
 
 def dual_gemm(
-    a: Rows,
+    a: Operand,
     w: GateUp,
     *,
     activation: Activation | str = SILU,
@@ -104,7 +104,7 @@ def dual_gemm(
 
 @overload
 def grouped_dual_gemm(
-    a: Rows,
+    a: Operand,
     w: GateUp,
     offs: torch.Tensor,
     *,
@@ -133,7 +133,7 @@ def grouped_dual_gemm(
 
 @overload
 def grouped_dual_gemm(
-    a: Rows,
+    a: Operand,
     w: GateUp,
     *,
     masked_m: torch.Tensor,
@@ -162,7 +162,7 @@ def grouped_dual_gemm(
 
 @overload
 def grouped_dual_gemm(
-    a: Sequence[Rows],
+    a: Sequence[Operand],
     w: GateUp,
     *,
     activation: Activation | str = SILU,
@@ -188,7 +188,7 @@ def grouped_dual_gemm(
 
 
 def grouped_dual_gemm(
-    a: Rows | Sequence[Rows],
+    a: Operand | Sequence[Operand],
     w: GateUp,
     offs: torch.Tensor | None = None,
     *,

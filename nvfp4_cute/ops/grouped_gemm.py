@@ -11,12 +11,12 @@ from nvfp4_cute.ops.options import Factor, Options, check_operands, options_of, 
 from nvfp4_cute.ops.parts.grouped_gemm import grouped_gemm as grouped_gemm_of_parts
 from nvfp4_cute.problem import QuantizedName
 
-Rows = BlockScaledTensor | torch.Tensor
+Operand = BlockScaledTensor | torch.Tensor
 
 
 @overload
 def grouped_gemm(
-    a: Rows,
+    a: Operand,
     b: BlockScaledTensor,
     offs: torch.Tensor,
     *,
@@ -45,7 +45,7 @@ def grouped_gemm(
 
 @overload
 def grouped_gemm(
-    a: Rows,
+    a: Operand,
     b: BlockScaledTensor,
     *,
     masked_m: torch.Tensor,
@@ -74,7 +74,7 @@ def grouped_gemm(
 
 @overload
 def grouped_gemm(
-    a: Sequence[Rows],
+    a: Sequence[Operand],
     b: Sequence[BlockScaledTensor],
     *,
     alpha: Factor = None,
@@ -100,7 +100,7 @@ def grouped_gemm(
 
 
 def grouped_gemm(
-    a: Rows | Sequence[Rows],
+    a: Operand | Sequence[Operand],
     b: BlockScaledTensor | Sequence[BlockScaledTensor],
     offs: torch.Tensor | None = None,
     *,

@@ -238,7 +238,7 @@ def test_rows_whose_result_or_source_is_one_value_are_executed_one_by_one():
     _registers(one, values), _registers(other, values)
     for each in plain:
         each.step(one)
-    rows = fused.Rows(plain, [1, 2], [])
+    rows = fused.MergedInstructions(plain, [1, 2], [])
     columns = [[other.regs[each.parts[i]] for each in plain] for i in (1, 2)]
     for each, result in zip(plain, rows(other, columns), strict=True):
         assert _equal(one.regs[each.parts[0]], result)
@@ -247,4 +247,4 @@ def test_rows_whose_result_or_source_is_one_value_are_executed_one_by_one():
         for each in plain
     ]
     columns = [[lanes] * 3] * 2
-    assert fused.Rows(agreeing, [1, 2], [])(other, columns) == [7, 7, 7]
+    assert fused.MergedInstructions(agreeing, [1, 2], [])(other, columns) == [7, 7, 7]

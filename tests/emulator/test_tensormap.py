@@ -152,7 +152,7 @@ def test_loads_match_the_model(seed):
         region = m._clip(coords)
         whole = region is not None and region.count == m.tile_shape[::-1]
         aligned = coords[0] * m.element.bits % 128 == 0 and not m.element.padded
-        assert (m._whole_rows(coords, memory.view) is not None) == (whole and aligned)
+        assert (m._contiguous_rows(coords, memory.view) is not None) == (whole and aligned)
         outside += not whole
         assert (load(m, coords, memory, dst) == want).all(), (m, coords, dst)
     assert 0 < outside

@@ -5,7 +5,17 @@ import torch
 from oracle import assert_bitwise_equal
 from quantize_inputs import assert_same, hostile, spread
 
-from nvfp4_cute import GateUp, QuantizedLinear, Rows, dual_gemm, gemm, grouped_quantize, moe, quantize, route
+from nvfp4_cute import (
+    ActivationFormat,
+    GateUp,
+    QuantizedLinear,
+    dual_gemm,
+    gemm,
+    grouped_quantize,
+    moe,
+    quantize,
+    route,
+)
 from nvfp4_cute.formats import block_scaled
 
 FOUR_OVER_SIX = "nvfp4_four_over_six"
@@ -85,8 +95,8 @@ def test_layers(backend):
     assert (want - exact).float().norm() < (plain - exact).float().norm()
     w13, w2 = quantize(randn(4, 256, 128) / 16), quantize(randn(4, 128, 128) / 16)
     ids, weights = route(randn(20, 4).float(), 2)
-    rows = Rows(FOUR_OVER_SIX, torch.tensor(0.002), torch.tensor(0.004))
-    got, want = (moe(x, ids, weights, w13, w2, rows=rows, backend=b) for b in (backend, "reference"))
+    rows = ActivationFormat(FOUR_OVER_SIX, torch.tensor(0.002), torch.tensor(0.004))
+    got, want = (moe(x, ids, weights, w13, w2, activations=rows, backend=b) for b in (backend, "reference"))
     assert_bitwise_equal(got, want)
-    six = Rows("nvfp4", rows.input_scale, rows.hidden_scale)
-    assert not torch.equal(want, moe(x, ids, weights, w13, w2, rows=six, backend="reference"))
+    six = ActivationFormat("nvfp4", rows.input_scale, rows.hidden_scale)
+    assert not torch.equal(want, moe(x, ids, weights, w13, w2, activations=six, backend="reference"))

@@ -12,7 +12,7 @@ from nvfp4_cute.models.checkpoints import Checkpoint
 from nvfp4_cute.models.checkpoints.experts_config import ExpertsConfig
 from nvfp4_cute.models.layers import experts_module
 from nvfp4_cute.models.vllm.activations import activation_of as activation_of_vllm
-from nvfp4_cute.nn.experts import RoutedExperts
+from nvfp4_cute.nn.experts import ModelExperts
 
 PREFIX = "model.layers.0.mlp.experts"
 SITU = {"hidden_act": "situ", "activation_situ_beta": 4.0, "activation_situ_linear_beta": 25.0}
@@ -81,7 +81,7 @@ def test_layers_of_models(tmp_path, model):
     assert found == want
     stored = checkpoint.read_experts(PREFIX)
     module = experts_module(stored, found.activation, dtype=torch.bfloat16, device="cpu")
-    assert isinstance(module, RoutedExperts)
+    assert isinstance(module, ModelExperts)
     layer = module.experts
     assert (layer.activation, layer.limit) == (want.activation.function, want.activation.limit)
     assert layer.weight_layout == ("concatenated" if has_gate else "none")

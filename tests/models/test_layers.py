@@ -13,7 +13,7 @@ from nvfp4_cute.errors import CheckpointError
 from nvfp4_cute.models.checkpoints import Checkpoint
 from nvfp4_cute.models.checkpoints.stored import Scheme, StoredLinear, StoredWeight
 from nvfp4_cute.models.layers import embedding_module, experts_module, linear_module
-from nvfp4_cute.nn.experts import RoutedExperts, SortedExperts
+from nvfp4_cute.nn.experts import ModelExperts, SortedExperts
 
 DATA = Path(__file__).parents[1] / "data" / "checkpoints"
 PREFIX = "model.layers.0.mlp.experts"
@@ -31,7 +31,7 @@ def test_gate_and_up_of_64_rows(tmp_path, is_equal):
             ]
     stored = Checkpoint(write(tmp_path, tensors, MODELOPT)).read_experts(PREFIX)
     module = experts_module(stored, "silu", dtype=torch.bfloat16, device="cpu")
-    assert isinstance(module, RoutedExperts if is_equal else SortedExperts)
+    assert isinstance(module, ModelExperts if is_equal else SortedExperts)
     x = torch.randn(4, 64, generator=torch.Generator().manual_seed(0)).bfloat16()
     ids = torch.tensor([[0], [1], [2], [1]])
     y = module(x, ids, torch.ones(4, 1))
@@ -66,7 +66,7 @@ def test_a_global_scale_for_each_row(tmp_path):
         ids, ones = torch.tensor([[0], [1], [2], [1]]), torch.ones(4, 1)
         assert torch.equal(linear(x)[2:3], linear(x[2:3]))
         assert torch.equal(module(x, ids, ones)[2:3], module(x[2:3], ids[2:3], ones[:1]))
-        assert module.experts.activations == "nvfp4_per_row" if isinstance(module, RoutedExperts) else True
+        assert module.experts.activations == "nvfp4_per_row" if isinstance(module, ModelExperts) else True
 
 
 @torch.no_grad()

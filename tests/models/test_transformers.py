@@ -26,7 +26,7 @@ from nvfp4_cute.errors import CheckpointError  # noqa: E402
 from nvfp4_cute.models import transformers as ours  # noqa: E402
 from nvfp4_cute.models.checkpoints import Checkpoint  # noqa: E402
 from nvfp4_cute.models.checkpoints.tensors import TensorFiles  # noqa: E402
-from nvfp4_cute.nn.experts import RoutedExperts, SortedExperts  # noqa: E402
+from nvfp4_cute.nn.experts import ModelExperts, SortedExperts  # noqa: E402
 from nvfp4_cute.nn.moe import MoE  # noqa: E402
 from nvfp4_cute.nn.rounded import rounded  # noqa: E402
 from nvfp4_cute.reference import activated  # noqa: E402
@@ -120,7 +120,7 @@ def test_checkpoint(folder):
     seen = {}
     names = Checkpoint(folder)
     for name, module in model.named_modules():
-        if names.linear_named(name) or isinstance(module, (SortedExperts, RoutedExperts)):
+        if names.linear_named(name) or isinstance(module, (SortedExperts, ModelExperts)):
             module.register_forward_hook(lambda m, a, y, name=name: seen.__setitem__(name, (m, a, y)))
     with torch.no_grad():
         logits = model(ids()).logits

@@ -434,7 +434,7 @@ class Holder(torch.nn.Module):
 
 def wide_experts():
     """Makes experts of 128 rows, whose gate and up one kernel multiplies."""
-    from nvfp4_cute.nn.experts import RoutedExperts as Ours
+    from nvfp4_cute.nn.experts import ModelExperts as Ours
 
     g = torch.Generator().manual_seed(0)
     w13, w2 = torch.randn(4, 256, 64, generator=g), torch.randn(4, 64, 128, generator=g)

@@ -51,9 +51,11 @@ def test_layer(has_bias):
     assert layer.formats == (nv.MXFP4_FP8,) * 2 and "activations='fp8_1xk'" in repr(layer)
     got = layer(x, ids, factors)
     first = nv.Experts(nv.mxfp4_for_fp8(w13), bias=bias)
-    want = nv.moe(x, ids, factors, first, nv.mxfp4_for_fp8(w2), activation=activation, rows="fp8")
+    want = nv.moe(x, ids, factors, first, nv.mxfp4_for_fp8(w2), activation=activation, activations="fp8")
     assert (got - want).norm() < 0.01 * want.norm()
-    exact = nv.moe(x, ids, factors, nv.Experts(w13, bias=bias), w2, activation=activation, rows="16bit")
+    exact = nv.moe(
+        x, ids, factors, nv.Experts(w13, bias=bias), w2, activation=activation, activations="16bit"
+    )
     assert 0.002 * exact.norm() < (got - exact).norm() < 0.06 * exact.norm()
 
 
@@ -65,8 +67,9 @@ def test_refusals():
     with pytest.raises(ValueError, match="input_scale with rows of FP8_1XK"):
         moe_of_parts(x, ids, factors, w13, w2, activations="fp8_1xk", input_scale=torch.ones(1))
     with pytest.raises(
-        ValueError, match='rows="fp8" with MXFP4 weights; pass weights in FP8_128x128, or MXFP4 weights'
+        ValueError,
+        match='activations="fp8" with MXFP4 weights; pass weights in FP8_128x128, or MXFP4 weights',
     ):
-        nv.moe(x, ids, factors, w13, w2, rows="fp8")
+        nv.moe(x, ids, factors, w13, w2, activations="fp8")
     with pytest.raises(TypeError, match="pass an MXFP4"):
         ExpertWeights.quantize(some(3, 128, 128)).for_fp8()

@@ -7,7 +7,7 @@ import nvfp4_cute as nv
 from nvfp4_cute.models import layers
 from nvfp4_cute.models.checkpoints.stored import Scheme, StoredExperts, StoredLinear, StoredWeight
 from nvfp4_cute.models.inspect import Kind, what_runs
-from nvfp4_cute.nn.experts import RoutedExperts
+from nvfp4_cute.nn.experts import ModelExperts
 from nvfp4_cute.nn.linear import QuantizedLinear
 
 EMULATED = "emulator:sm_90a"
@@ -78,7 +78,7 @@ def test_what_is_refused():
         nv.MoE.from_quantized(weights(2, 64, 128, format=KIMI), weights(2, 64, 128, format=KIMI))
     with pytest.raises(ValueError, match="w13 is INT4_32_BFLOAT16 and w2 NVFP4; quantize both to one format"):
         nv.MoE.from_quantized(weights(2, 256, 128, format=KIMI), nv.quantize(torch.ones(2, 128, 128)))
-    experts = RoutedExperts(nv.MoE.from_quantized(weights(2, 256, 128), weights(2, 128, 128)))
+    experts = ModelExperts(nv.MoE.from_quantized(weights(2, 256, 128), weights(2, 128, 128)))
     ids, factors = torch.zeros(3, 1).int(), torch.ones(3, 1)
     with pytest.raises(TypeError, match="dtype of x"):
         experts(torch.zeros(3, 128).int(), ids, factors)
@@ -92,7 +92,7 @@ def test_experts(backend, second):
     """Compares with sums over dequantized weights; an id of no expert adds nothing."""
     w13, w2 = weights(3, 256, 64, format=KIMI), weights(3, 64, 128, format=second, seed=1)
     bias13, bias2 = rows(3, 256), rows(3, 64)
-    layer = RoutedExperts(nv.MoE.from_quantized(w13, w2, bias13=bias13, bias2=bias2, backend=backend))
+    layer = ModelExperts(nv.MoE.from_quantized(w13, w2, bias13=bias13, bias2=bias2, backend=backend))
     x, ids, factors = rows(5, 64), torch.tensor([[0, 2], [1, 0], [2, 2], [-1, 1], [0, 1]]), torch.rand(5, 2)
     y, first, second = layer(x, ids, factors), w13.dequantize(), w2.dequantize()
     expected = torch.zeros(5, 64)

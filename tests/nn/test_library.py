@@ -15,7 +15,7 @@ from nvfp4_cute import (
     quantize,
 )
 from nvfp4_cute.nn.embedding import QuantizedEmbedding
-from nvfp4_cute.nn.experts import RoutedExperts
+from nvfp4_cute.nn.experts import ModelExperts
 
 K, N = 96, 40
 WAYS = [{}, {"input_scale": 0.01}, {"input_scale": None}, {"activations": "16bit"}]
@@ -74,9 +74,9 @@ def test_other_layers_are_exported_for_any_number_of_rows(layer):
     else:
         weights = torch.randn(2, 256, 128), torch.randn(2, 128, 128)
         if layer == "experts":
-            module = RoutedExperts(MoE.from_experts(*weights, format=INT8, activations="int8"))
+            module = ModelExperts(MoE.from_experts(*weights, format=INT8, activations="int8"))
         else:
-            module = RoutedExperts(MoE.from_experts(*weights, format=int4_format()))
+            module = ModelExperts(MoE.from_experts(*weights, format=int4_format()))
         inputs = lambda n: (torch.randn(n, 128).bfloat16(), torch.arange(n)[:, None] % 2, torch.rand(n, 1))
     given = inputs(20)
     batch = torch.export.Dim("batch", min=2, max=1000)

@@ -14,7 +14,7 @@ from nvfp4_cute import (
 )
 from nvfp4_cute.experts.layer import moe
 from nvfp4_cute.nn.embedding import QuantizedEmbedding
-from nvfp4_cute.nn.experts import Projection, RoutedExperts, SortedExperts
+from nvfp4_cute.nn.experts import ModelExperts, Projection, SortedExperts
 
 REFUSALS = (TypeError, ValueError, UnsupportedProblem)
 X = torch.linspace(-2, 2, 4 * 128).view(4, 128).bfloat16()
@@ -24,13 +24,13 @@ IDS, WEIGHTS = torch.tensor([[0, 1], [1, 0], [1, 1], [0, 0]]), torch.full((4, 2)
 def int8_experts(gate_up, down, **options):
     """Returns an MoE with INT8 weights and rows, for rows and weights of models."""
     options = {"format": INT8, "activations": "int8", "dtype": torch.bfloat16} | options
-    return RoutedExperts(MoE.from_experts(gate_up, down, **options))
+    return ModelExperts(MoE.from_experts(gate_up, down, **options))
 
 
 def int4_experts(gate_up, down, **options):
     """Returns an MoE with int4 weights, for rows and weights of models."""
     options = {"format": int4_format(32), "dtype": torch.bfloat16} | options
-    return RoutedExperts(MoE.from_experts(gate_up, down, **options))
+    return ModelExperts(MoE.from_experts(gate_up, down, **options))
 
 
 WRONG = {

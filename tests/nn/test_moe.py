@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 import nvfp4_cute
-from nvfp4_cute import BlockScaledTensor, MoE, Rows, UnsupportedProblem, quantize, route
+from nvfp4_cute import ActivationFormat, BlockScaledTensor, MoE, UnsupportedProblem, quantize, route
 from nvfp4_cute.experts.layer import moe
 from nvfp4_cute.experts.weights import ExpertWeights
 from nvfp4_cute.formats.block_format import INT8, MXFP4, MXFP8_E4M3, NVFP4, FP8_128x128, int4_format
@@ -148,8 +148,8 @@ def test_router_weights_on_the_input(top_k):
     want = sum(each[1:], each[0])
     assert torch.equal(layer(x, ids, weights), want.bfloat16())
     assert not torch.equal(layer(x, ids, weights), plain(x, ids, weights))
-    how = Rows("nvfp4", weight_on_input=True)
-    got = nvfp4_cute.moe(x, ids, weights, w13, w2, rows=how, shared=x)
+    how = ActivationFormat("nvfp4", weight_on_input=True)
+    got = nvfp4_cute.moe(x, ids, weights, w13, w2, activations=how, shared=x)
     assert torch.equal(got, (want + x).bfloat16())
     with pytest.raises(ValueError, match="weights is"):
         layer(x, ids, weights.double())

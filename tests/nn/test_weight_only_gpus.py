@@ -10,7 +10,7 @@ from nvfp4_cute.formats.block_scaled import quantize
 from nvfp4_cute.models.checkpoints.stored import Scheme, StoredExperts, StoredLinear, StoredWeight
 from nvfp4_cute.models.layers import experts_module, linear_module
 from nvfp4_cute.nn import activations
-from nvfp4_cute.nn.experts import RoutedExperts
+from nvfp4_cute.nn.experts import ModelExperts
 from nvfp4_cute.nn.linear import QuantizedLinear
 
 BACKEND = "emulator:sm_80"
@@ -70,4 +70,4 @@ def test_stored_experts_are_weight_only():
     )  # fmt: skip
     with pytest.warns(UserWarning, match=WARNING):
         module = experts_module(stored, "silu", **WHERE)
-    assert isinstance(module, RoutedExperts) and module.experts.activations == "16bit"
+    assert isinstance(module, ModelExperts) and module.experts.activations == "16bit"

@@ -9,11 +9,11 @@ import pytest
 import torch
 
 from nvfp4_cute import (
+    ActivationFormat,
     GateUp,
     KernelConfig,
     Options,
     QuantizedLinear,
-    Rows,
     dual_gemm,
     gemm,
     grouped_gemm,
@@ -122,9 +122,9 @@ def test_a_token_of_a_layer(arch):
         quantize(normal(experts, hidden, width, seed=2)),
     )
     x, (ids, weights) = normal(9, hidden), route(normal(9, experts, seed=3).float(), top_k)
-    for rows in ("nvfp4", Rows("nvfp4", "per_row"), "16bit"):
-        whole = moe(x, ids, weights, w13, w2, rows=rows, backend=f"emulator:{arch}")
-        alone = moe(x[4:5], ids[4:5], weights[4:5], w13, w2, rows=rows, backend=f"emulator:{arch}")
+    for rows in ("nvfp4", ActivationFormat("nvfp4", "per_row"), "16bit"):
+        whole = moe(x, ids, weights, w13, w2, activations=rows, backend=f"emulator:{arch}")
+        alone = moe(x[4:5], ids[4:5], weights[4:5], w13, w2, activations=rows, backend=f"emulator:{arch}")
         assert torch.equal(alone.view(torch.int16), whole[4:5].contiguous().view(torch.int16))
 
 

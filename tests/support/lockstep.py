@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from nvfp4_cute.nn.experts import RoutedExperts, SortedExperts
+from nvfp4_cute.nn.experts import ModelExperts, SortedExperts
 from nvfp4_cute.nn.linear import QuantizedLinear
 
 UNIT = 2.0**-24
@@ -36,7 +36,7 @@ class Readers:
 
 def quantized_layers(model: torch.nn.Module) -> list[torch.nn.Module]:
     """Returns the layers that have 4-bit weights."""
-    kinds = QuantizedLinear | RoutedExperts | SortedExperts
+    kinds = QuantizedLinear | ModelExperts | SortedExperts
     return [m for m in model.modules() if isinstance(m, kinds)]
 
 

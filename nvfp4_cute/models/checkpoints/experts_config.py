@@ -38,7 +38,7 @@ class ExpertsConfig:
 
     Attributes:
         activation: activation of routed experts, with its limit and constants.
-        weight_on_input: whether tokens are multiplied by router weights before the experts; see ``Rows``.
+        weight_on_input: whether tokens are multiplied by router weights before the experts; see ``ActivationFormat``.
         latent_size: hidden size of the experts; None for the model's.
         top_k: experts per token; None if no key says it.
     """

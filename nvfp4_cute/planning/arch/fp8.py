@@ -18,12 +18,7 @@ SCALE_ALIGN_BYTES = 16
 
 def promotes(formats: Formats) -> bool:
     """Returns whether the epilogue, not the MMA, scales the products of a K tile and adds them to float32 sums."""
-    return formats[0].scale == FP32 and formats[0].block_k > 0
-
-
-def has_row_scales(formats: Formats) -> bool:
-    """Returns whether scales are float32, one per row, and multiply sums over all of K."""
-    return formats[0].scale == FP32 and formats[0].block_k == 0
+    return formats[0].scale == FP32 and not formats[0].is_1xk
 
 
 def aligned_scale_bytes(nbytes: int) -> int:

@@ -35,7 +35,7 @@ from nvfp4_cute.planning.arch.base import (
     one_cta_per_sm,
     operands_on_sides,
 )
-from nvfp4_cute.planning.arch.fp8 import aligned_scale_bytes, has_row_scales, promotes
+from nvfp4_cute.planning.arch.fp8 import aligned_scale_bytes, promotes
 from nvfp4_cute.planning.config import KernelConfig
 from nvfp4_cute.problem import Form, GroupedProblem
 
@@ -223,10 +223,10 @@ def candidates(
         form: ignored.
         formats: formats of ``a`` and ``b``, which determine the K tile.
     """
-    has_fp32_scales = promotes(formats) or has_row_scales(formats)
+    has_fp32_scales = promotes(formats) or formats[0].is_1xk
     if has_fp32_scales and (weight_layout != "separate" or out_format is not None):
         return ()
-    if has_row_scales(formats) and num_b > 1:
+    if formats[0].is_1xk and num_b > 1:
         return ()
     may_split = any(verdicts.is_proven(arch, "split_k") for arch in ARCHS)
     kinds = (
@@ -370,7 +370,7 @@ def smem_plan(config: KernelConfig, num_b: int = 1, formats: Formats = NVFP4_PAI
     m, n, k = config.cta_tile_shape_mnk
     row_bytes = MMA[formats].row_bytes(k)
     sfa, sfb = 0, 0
-    if not has_row_scales(formats):
+    if not formats[0].is_1xk:
         sfa, sfb = map(_scale_stage_bytes, formats_on_sides(config, formats), (m, n), (k, k))
     gap_m, gap_n = (MMA[formats].gap_bytes(format, k) for format in formats_on_sides(config, formats))
     num_m, num_n = operands_on_sides(config, num_b)

@@ -29,7 +29,7 @@ HELD_UNITS = 4
 WORD_BYTES = 4
 
 
-class QuantizeWholeRowsKernel:
+class Quantize1xKKernel:
     """One compiled variant.
 
     Args:

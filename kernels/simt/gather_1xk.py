@@ -2,7 +2,7 @@
 
 x (tokens, K) fp16 or bf16; data (rows, K) int8 or e4m3 and scales (rows, 1) fp32, bit for bit those of ``formats.quantize``.
 
-Work: a CTA takes a token, as in ``quantize_whole_rows``. If there are few choices in total, no earlier launch sorts them: every
+Work: a CTA takes a token, as in ``quantize_1xk``. If there are few choices in total, no earlier launch sorts them: every
 warp computes the order of rows by itself, and the warps together write it for later kernels.
 """
 
@@ -21,8 +21,8 @@ from ..common.launch_record import read_record
 from ..common.shared_access import load_shared, store_shared
 from ..common.versions import SmemAllocator
 from .expert_rows import Ids, Order
+from .quantize_1xk import LANE_VALUES, THREADS, WORD_BYTES, Quantize1xKKernel
 from .quantize_rows import divisor_of
-from .quantize_whole_rows import LANE_VALUES, THREADS, WORD_BYTES, QuantizeWholeRowsKernel
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class GatherOperands:
     k: Int32
 
 
-class GatherWholeRowsKernel(QuantizeWholeRowsKernel):
+class Gather1xKKernel(Quantize1xKKernel):
     """One compiled variant.
 
     Args:
