@@ -231,6 +231,7 @@ class Route(IntEnum):
     NUM_GROUPS = 9  # groups of experts; unused if the kernel has none
     TOPK_GROUPS = 10
     SCALE = 11  # float32_bits of the factor of all weights
+    GIVEN = 12  # int32 ids of the experts; unused if the kernel chooses them
 
 
 class Permute(IntEnum):

@@ -66,6 +66,7 @@ LEAVES = (
     "formats.four_over_six",
     "formats.scale_layout",
     "formats.silu",
+    "formats.softplus",
     "launch_table",
     "planning.config",
 )

@@ -186,6 +186,11 @@ def div_f32(a: Float32, b: Float32) -> Float32:
     return inline_ptx("div.rn.f32 {$w0}, {$r0}, {$r1};", write_only_types=[Float32], read_only_args=[a, b])
 
 
+def sqrt_f32(a: Float32) -> Float32:
+    """Returns the square root, rounded to nearest even; keeps subnormals."""
+    return inline_ptx("sqrt.rn.f32 {$w0}, {$r0};", write_only_types=[Float32], read_only_args=[a])
+
+
 def rcp_f32(a: Float32) -> Float32:
     """Returns 1 / a, rounded to nearest even; keeps subnormals."""
     return inline_ptx("rcp.rn.f32 {$w0}, {$r0};", write_only_types=[Float32], read_only_args=[a])

@@ -19,6 +19,7 @@ from ..common.global_access import global_scalar
 from ..common.launch_record import read_record
 from ..common.select import select
 from .silu import exp_minus, sigmoid
+from .softplus import sqrt_softplus
 
 LARGEST = 3.4028234663852886e38
 # Avoids 0 / 0 if all scores are zero, and does not change any other sum.
@@ -43,6 +44,7 @@ class RouteOperands:
     num_groups: Int32
     topk_groups: Int32
     scale: Uint32  # bits of a Float32
+    given: Int64
 
 
 class RouteKernel:
@@ -51,11 +53,12 @@ class RouteKernel:
     Args:
         dtype: dtype of the logits: cutlass.Float32, Float16 or BFloat16.
         slots: experts per lane.
-        scoring: "softmax" or "sigmoid".
+        scoring: "softmax", "sigmoid" or "sqrtsoftplus".
         renormalize: whether weights are divided by their sum.
         has_bias: whether each expert has a number that is added to its logits.
         has_correction: whether each expert has a number that is added to its score, for the choice.
         has_groups: whether experts are chosen only from the best groups.
+        has_ids: whether the experts are given, so that only their weights are computed.
         name: name of the kernel in profilers and in the emulator's reports.
     """
 
@@ -68,15 +71,17 @@ class RouteKernel:
         has_bias: bool,
         has_correction: bool,
         has_groups: bool,
+        has_ids: bool,
         name: str,
     ):
         self.dtype = dtype
         self.slots = slots
-        self.is_softmax = scoring == "softmax"
+        self.is_softmax, self.is_sigmoid = scoring == "softmax", scoring == "sigmoid"
         self.renormalize = renormalize
         self.has_bias = has_bias
         self.has_correction = has_correction
         self.has_groups = has_groups
+        self.has_ids = has_ids
         self.name = name
 
     @cute.jit
@@ -116,7 +121,11 @@ class RouteKernel:
                 self.correct(corrections, keys, scores, total)
             if cutlass.const_expr(self.has_groups):
                 self.keep_best_groups(operands, lane, keys)
-            chosen, weight = self.choose(operands.top_k, lane, keys, scores)
+            chosen, weight = Int32(-1), Float32(0.0)
+            if cutlass.const_expr(self.has_ids):
+                chosen, weight = self.look_up(operands, token, lane, keys, scores)
+            else:
+                chosen, weight = self.choose(operands.top_k, lane, keys, scores)
             if cutlass.const_expr(self.renormalize):
                 total = Float32(0.0)
                 for i in cutlass.range(operands.top_k, unroll=1):
@@ -181,7 +190,12 @@ class RouteKernel:
                     total = ptx.add_f32(total, cute.arch.shuffle_sync_bfly(total, step))
         else:
             for s in cutlass.range_constexpr(self.slots):
-                scores[s] = select(keys[s] == 0, Float32(0.0), sigmoid(scores[s]))
+                score = Float32(0.0)
+                if cutlass.const_expr(self.is_sigmoid):
+                    score = sigmoid(scores[s])
+                else:
+                    score = sqrt_softplus(scores[s])
+                scores[s] = select(keys[s] == 0, Float32(0.0), score)
         return total
 
     @cute.jit
@@ -241,6 +255,29 @@ class RouteKernel:
             for s in cutlass.range_constexpr(self.slots):
                 keys[s] = select(expert == s * WARP_SIZE + lane, Uint32(0), keys[s])
             if lane == i and most != 0:
+                chosen, score = expert, value
+        return chosen, score
+
+    @cute.jit
+    def look_up(
+        self, operands: RouteOperands, token: Int32, lane: Int32, keys: cute.Tensor, scores: cute.Tensor
+    ):
+        """Returns the given experts, choice i in lane i, and their scores; -1 and 0 for ids of no expert and for NaN."""
+        given = Int32(-1)
+        if lane < operands.top_k:
+            place = (Int64(token) * operands.top_k + lane) * 4
+            given = global_scalar(Int32, operands.given + place)[0]
+        chosen, score = Int32(-1), Float32(0.0)
+        for i in cutlass.range(operands.top_k, unroll=1):
+            expert = cute.arch.shuffle_sync(given, i)
+            # Keys of missing experts are 0, and no lane holds a negative id.
+            key, value = Uint32(0), Float32(0.0)
+            for s in cutlass.range_constexpr(self.slots):
+                is_mine = expert == s * WARP_SIZE + lane
+                key, value = select(is_mine, keys[s], key), select(is_mine, scores[s], value)
+            owner = expert & (WARP_SIZE - 1)
+            key, value = cute.arch.shuffle_sync(key, owner), cute.arch.shuffle_sync(value, owner)
+            if lane == i and key != 0:
                 chosen, score = expert, value
         return chosen, score
 

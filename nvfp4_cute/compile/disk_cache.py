@@ -39,6 +39,7 @@ SOURCES = (
     "formats.scale_layout",
     "formats.four_over_six",
     "formats.silu",
+    "formats.softplus",
     "launch_table",
     "private_api",
     "compile.keys",

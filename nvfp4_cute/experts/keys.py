@@ -30,6 +30,7 @@ class RouteKey(SimtKey):
     has_bias: bool
     has_correction: bool
     has_groups: bool
+    has_ids: bool
 
     def _name(self) -> str:
         options = {
@@ -37,6 +38,7 @@ class RouteKey(SimtKey):
             "bias": self.has_bias,
             "correction": self.has_correction,
             "groups": self.has_groups,
+            "given": self.has_ids,
         }
         chosen = "".join(f"_{name}" for name, is_on in options.items() if is_on)
         return f"moe_route_{self.arch}_{dtype_name(self.dtype)}_{self.slots * simt.WARP_SIZE}_{self.scoring}{chosen}"
@@ -49,6 +51,7 @@ class RouteKey(SimtKey):
             self.has_bias,
             self.has_correction,
             self.has_groups,
+            self.has_ids,
         )
         return cutlass_dtype(self.dtype), *given, self.to_name()
 

@@ -23,6 +23,7 @@ def route(
     num_groups: int,
     topk_groups: int,
     scale: float,
+    ids: torch.Tensor | None,
     backend: str,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Runs ``nvfp4_cute.route``."""
@@ -31,14 +32,12 @@ def route(
     run: Operation = eager
     return run(
         router_logits, top_k, scoring=scoring, renormalize=renormalize, bias=bias, correction_bias=correction_bias,
-        num_groups=num_groups, topk_groups=topk_groups, scale=scale, backend=backend,
+        num_groups=num_groups, topk_groups=topk_groups, scale=scale, ids=ids, backend=backend,
     )  # fmt: skip
 
 
 @route.register_fake
-def _(
-    router_logits, top_k, scoring, renormalize, bias, correction_bias, num_groups, topk_groups, scale, backend
-):
+def _(router_logits, top_k, *rest):
     shape = (router_logits.shape[0], top_k)
     return router_logits.new_empty(shape, dtype=torch.int32), router_logits.new_empty(
         shape, dtype=torch.float32

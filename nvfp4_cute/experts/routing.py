@@ -9,9 +9,10 @@ import torch
 from nvfp4_cute import private_api
 from nvfp4_cute.backends.calls import call
 from nvfp4_cute.errors import UnsupportedProblem
-from nvfp4_cute.experts.checks import check_vector
+from nvfp4_cute.experts.checks import check_vector, kernel_ids
 from nvfp4_cute.experts.keys import RouteKey
 from nvfp4_cute.formats.silu import exp_minus, sigmoid
+from nvfp4_cute.formats.softplus import sqrt_softplus
 from nvfp4_cute.gpus.targets import Gpu
 from nvfp4_cute.launch.table_task import TableTask
 from nvfp4_cute.launch_table import Route, float32_bits
@@ -19,7 +20,7 @@ from nvfp4_cute.operands import rules as checks
 from nvfp4_cute.operands.quantization import FLOAT32_MAX
 from nvfp4_cute.planning.arch.simt import MAX_EXPERTS, MAX_TOP_K, WARP_SIZE, route_slots
 
-Scoring = Literal["softmax", "sigmoid"]
+Scoring = Literal["softmax", "sigmoid", "sqrtsoftplus"]
 LOGIT_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 # Constants of the kernel.
 LARGEST = torch.finfo(torch.float32).max
@@ -37,6 +38,7 @@ def route(
     num_groups: int = 1,
     topk_groups: int = 1,
     scale: float = 1.0,
+    ids: torch.Tensor | None = None,
     backend: str = "auto",
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Choose every token's experts and their weights, in float32 and in one launch.
@@ -45,8 +47,9 @@ def route(
         >>> ids.tolist(), weights.tolist()
         ([[1, 3]], [[0.5, 0.5]])
 
-    A score is the ``softmax`` (over all experts) or ``sigmoid`` of a logit. The experts with the largest scores are chosen;
-    ties go to the lowest id. The weights of a token are its experts' scores, divided by their sum with ``renormalize``.
+    A score is the ``softmax`` (over all experts) or ``sigmoid`` of a logit, or the square root of its softplus, log(1 +
+    exp(logit)). The experts with the largest scores are chosen; ties go to the lowest id. The weights of a token are its
+    experts' scores, divided by their sum with ``renormalize``.
     Settings of common models:
 
     - Qwen3-MoE, Mixtral: softmax, then top-k, with ``renormalize=True``, which equals a softmax of the chosen logits. gpt-oss
@@ -55,21 +58,27 @@ def route(
     - DeepSeek-V3: ``scoring="sigmoid", correction_bias=..., num_groups=8, topk_groups=4, scale=2.5``. Score + correction
       decides the choice, within the groups that have the largest sums of their two best experts; weights are scores without the
       correction.
+    - GLM-5, Kimi-K3, MiniMax-M3, Nemotron-3: as DeepSeek-V3, with one group.
+    - DeepSeek-V4: ``scoring="sqrtsoftplus", correction_bias=..., scale=1.5``. Its hash layers have a table of experts per token
+      id: ``ids=tid2eid[input_ids]`` instead of the correction.
 
     Args:
         router_logits: [T, E], float32, bfloat16 or float16; E at most 1,024. Infinities count as the largest number.
         top_k: experts per token, at most 32.
-        scoring: "softmax" or "sigmoid".
+        scoring: "softmax", "sigmoid" or "sqrtsoftplus".
         renormalize: whether a token's weights are divided by their sum (plus 1e-20).
         bias: float32 [E], added to the logits, as in a linear layer.
         correction_bias: float32 [E], added to the scores only for the choice.
         num_groups: groups of E / num_groups experts, at most 32.
         topk_groups: number of groups from which experts are chosen.
         scale: factor of all weights.
+        ids: integers [T, top_k], the experts of each token where something else has chosen them; ``route`` then computes their
+            weights. int32 is used as it is.
         backend: "auto", "cuda", "emulator", "emulator:ARCH" or "reference". All give the same bits.
 
     Returns:
-        ids: int32 [T, top_k], by descending score. NaN is never chosen; -1 with weight 0 fills up where no expert is left.
+        ids: int32 [T, top_k], by descending score, or in the order of the given ones. NaN is never chosen; -1 with weight 0 fills
+            up where no expert is left, and replaces given ids of no expert.
         weights: float32 [T, top_k].
 
     Raises:
@@ -78,24 +87,28 @@ def route(
     """
     if private_api.is_traced():  # the custom op that a traced graph keeps
         return torch.ops.nvfp4_cute.route(
-            router_logits, top_k, scoring, renormalize, bias, correction_bias, num_groups, topk_groups, scale, backend
+            router_logits, top_k, scoring, renormalize, bias, correction_bias, num_groups, topk_groups, scale, ids, backend
         )  # fmt: skip
     checks.check_integers(top_k=top_k, num_groups=num_groups, topk_groups=topk_groups)
     if not isinstance(scale, int | float):
         raise TypeError(f"scale={scale!r} is not a number; pass the factor of the weights")
     choices = (top_k, scoring, renormalize, num_groups, topk_groups, scale)
-    given = (router_logits, bias, correction_bias)
-    settings = ("route", bias is None, correction_bias is None, *choices)
+    if isinstance(ids, torch.Tensor):
+        ids = kernel_ids(ids, "ids").int()
+    given = (router_logits, bias, correction_bias, ids)
+    settings = ("route", bias is None, correction_bias is None, ids is None, *choices)
     inputs = [tensor for tensor in given if tensor is not None]
-    ids, weights = call(backend, settings, inputs, [], _check, *given, *choices)
-    return ids, weights
+    chosen, weights = call(backend, settings, inputs, [], _check, *given, *choices)
+    return chosen, weights
 
 
 def _check(
-    router_logits, bias, correction_bias, top_k, scoring, renormalize, num_groups, topk_groups, scale
+    router_logits, bias, correction_bias, given, top_k, scoring, renormalize, num_groups, topk_groups, scale
 ) -> tuple["RouteTask", list[torch.Tensor]]:
     """Returns the checked task and its results."""
-    checks.check_tensors({"router_logits": router_logits}, {"bias": bias, "correction_bias": correction_bias})
+    checks.check_tensors(
+        {"router_logits": router_logits}, {"bias": bias, "correction_bias": correction_bias, "ids": given}
+    )
     checks.check_choice("dtype of router_logits", router_logits.dtype, LOGIT_DTYPES)
     checks.check_choice("scoring", scoring, get_args(Scoring))
     if router_logits.ndim != 2:
@@ -103,17 +116,29 @@ def _check(
     tokens, experts = router_logits.shape
     _check_counts(experts, top_k, num_groups, topk_groups)
     if not -FLOAT32_MAX <= scale <= FLOAT32_MAX:
-        given = str(scale)[:20]
-        raise ValueError(f"scale={given} is not a finite float32 number; pass the factor of the weights")
+        raise ValueError(
+            f"scale={str(scale)[:20]} is not a finite float32 number; pass the factor of the weights"
+        )
     check_vector("bias", bias, experts)
     check_vector("correction_bias", correction_bias, experts)
+    if given is not None:
+        _check_given(given, (tokens, top_k), correction_bias is not None or topk_groups < num_groups)
     logits = router_logits if router_logits.stride(1) == 1 else router_logits.contiguous()
     ids, weights = (
         torch.empty((tokens, top_k), dtype=dtype, device=logits.device)
         for dtype in (torch.int32, torch.float32)
     )
     how = (scoring, renormalize, num_groups, topk_groups, scale)
-    return RouteTask(logits, bias, correction_bias, ids, weights, *how), [ids, weights]
+    return RouteTask(logits, bias, correction_bias, given, ids, weights, *how), [ids, weights]
+
+
+def _check_given(given: torch.Tensor, shape: tuple[int, int], has_choice: bool) -> None:
+    if given.shape != shape:
+        raise ValueError(f"ids has shape {list(given.shape)}; expected [T, top_k] = {list(shape)}")
+    if has_choice:
+        raise ValueError(
+            "ids are the choice, which correction_bias and topk_groups would make; leave either of them out"
+        )
 
 
 def _check_counts(experts: int, top_k: int, num_groups: int, topk_groups: int) -> None:
@@ -140,6 +165,7 @@ class RouteTask(TableTask):
     logits: torch.Tensor
     bias: torch.Tensor | None
     correction: torch.Tensor | None
+    given: torch.Tensor | None
     ids: torch.Tensor
     weights: torch.Tensor
     scoring: Scoring
@@ -161,7 +187,7 @@ class RouteTask(TableTask):
     def key(self, gpu: Gpu) -> RouteKey:
         """Returns the key of the routing kernel."""
         slots = route_slots(self.logits.shape[1])
-        given = self.bias is not None, self.correction is not None, self.has_groups
+        given = self.bias is not None, self.correction is not None, self.has_groups, self.given is not None
         return RouteKey(gpu.arch, self.logits.dtype, slots, self.scoring, self.renormalize, *given)
 
     def numbers(self, gpu: Gpu) -> dict[IntEnum, int]:
@@ -189,7 +215,8 @@ class RouteTask(TableTask):
             scores = exp_minus(largest - x).masked_fill(~can_be_chosen, 0.0)
             total = _warp_sum(scores) + TINY
         else:
-            scores = sigmoid(x).masked_fill(~can_be_chosen, 0.0)
+            function = sigmoid if self.scoring == "sigmoid" else sqrt_softplus
+            scores = function(x).masked_fill(~can_be_chosen, 0.0)
         choice = x
         if self.correction is not None:
             scores = scores if total is None else scores / total
@@ -199,8 +226,12 @@ class RouteTask(TableTask):
             choice = choice.clamp(-LARGEST, LARGEST) + 0.0
         if self.has_groups:
             can_be_chosen = can_be_chosen & self._in_best_groups(choice, can_be_chosen)
-        order = _falling(choice, can_be_chosen)[:, : self.ids.shape[1]]
-        is_chosen = can_be_chosen.gather(1, order)
+        if self.given is None:
+            order = _falling(choice, can_be_chosen)[:, : self.ids.shape[1]]
+            is_chosen = can_be_chosen.gather(1, order)
+        else:
+            order = self.given.long().clamp(0, choice.shape[1] - 1)
+            is_chosen = can_be_chosen.gather(1, order) & (order == self.given)
         weights = scores.gather(1, order).masked_fill(~is_chosen, 0.0)
         if self.renormalize:
             sums = torch.zeros_like(weights[:, :1])

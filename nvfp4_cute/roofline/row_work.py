@@ -43,6 +43,7 @@ def of_rows(task: Task) -> LaunchWork | None:
 
 def _of_route(task: RouteTask) -> LaunchWork:
     tensors, tokens = [task.logits, task.ids, task.weights], len(task.ids)
+    tensors += [] if task.given is None else [task.given]
     clusters = tuple(
         (_tile(min(ROUTE_WARPS, tokens - first), [_row(x, first) for x in tensors]),)
         for first in range(0, tokens, ROUTE_WARPS)

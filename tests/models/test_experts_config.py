@@ -9,7 +9,7 @@ from checkpoint_files import MODELOPT, nvfp4, write
 from nvfp4_cute import Activation, LatentMoE
 from nvfp4_cute.errors import CheckpointError, UnsupportedProblem
 from nvfp4_cute.models.checkpoints import Checkpoint
-from nvfp4_cute.models.checkpoints.experts_config import ExpertsConfig
+from nvfp4_cute.models.checkpoints.experts_config import ExpertsConfig, RouterConfig
 from nvfp4_cute.models.layers import experts_module
 from nvfp4_cute.models.vllm.activations import activation_of as activation_of_vllm
 from nvfp4_cute.nn.experts import ModelExperts
@@ -19,8 +19,16 @@ SITU = {"hidden_act": "situ", "activation_situ_beta": 4.0, "activation_situ_line
 # The fields of published config.json files that matter, and what follows from them.
 MODELS = {
     "DeepSeek-V4-Flash": (
-        {"model_type": "deepseek_v4", "hidden_act": "silu", "swiglu_limit": 10.0, "num_experts_per_tok": 6},
-        ExpertsConfig(Activation("silu", 10.0), top_k=6),
+        {"model_type": "deepseek_v4", "hidden_act": "silu", "swiglu_limit": 10.0, "num_experts_per_tok": 6}
+        | {
+            "scoring_func": "sqrtsoftplus",
+            "norm_topk_prob": True,
+            "routed_scaling_factor": 1.5,
+            "num_hash_layers": 3,
+        },
+        ExpertsConfig(
+            Activation("silu", 10.0), top_k=6, router=RouterConfig("sqrtsoftplus", scale=1.5), hash_layers=3
+        ),
     ),
     "Kimi-K3": (
         {
@@ -29,10 +37,20 @@ MODELS = {
                 "model_type": "kimi_linear",
                 "routed_expert_hidden_size": 64,
                 "num_experts_per_token": 16,
+                "moe_router_activation_func": "sigmoid",
+                "moe_renormalize": True,
+                "num_expert_group": 1,
+                "topk_group": 1,
+                "routed_scaling_factor": 2.446,
             }
             | SITU,
         },
-        ExpertsConfig(Activation("situ", beta=4.0, linear_beta=25.0), latent_size=64, top_k=16),
+        ExpertsConfig(
+            Activation("situ", beta=4.0, linear_beta=25.0),
+            latent_size=64,
+            top_k=16,
+            router=RouterConfig("sigmoid", scale=2.446),
+        ),
     ),
     "gpt-oss": (
         {"model_type": "gpt_oss", "hidden_act": "silu", "swiglu_limit": 7.0},
@@ -44,8 +62,9 @@ MODELS = {
             "hidden_act": "swigluoai",
             "swiglu_limit": 7.0,
             "swiglu_alpha": 1.5,
+            "routed_scaling_factor": 2.0,
         },
-        ExpertsConfig(Activation("swiglu_oai", 7.0, alpha=1.5)),
+        ExpertsConfig(Activation("swiglu_oai", 7.0, alpha=1.5), router=RouterConfig("sigmoid", scale=2.0)),
     ),
     "Nemotron-3": (
         {
@@ -54,13 +73,26 @@ MODELS = {
             "moe_latent_size": 64,
             "num_experts_per_tok": 22,
         },
-        ExpertsConfig(Activation("relu2"), latent_size=64, top_k=22),
+        ExpertsConfig(Activation("relu2"), latent_size=64, top_k=22, router=RouterConfig("sigmoid")),
     ),
     "Llama-4": (
         {"model_type": "llama4", "text_config": {"model_type": "llama4_text", "hidden_act": "silu"}},
-        ExpertsConfig(Activation("silu"), weight_on_input=True),
+        ExpertsConfig(Activation("silu"), weight_on_input=True, router=RouterConfig("sigmoid", False)),
     ),
-    "Qwen3-MoE": ({"model_type": "qwen3_moe", "hidden_act": "silu"}, ExpertsConfig(Activation("silu"))),
+    "GLM-5": (
+        {
+            "model_type": "glm_moe_dsa",
+            "hidden_act": "silu",
+            "n_group": 1,
+            "topk_group": 1,
+            "routed_scaling_factor": 2.5,
+        },
+        ExpertsConfig(Activation("silu"), router=RouterConfig("sigmoid", scale=2.5)),
+    ),
+    "Qwen3-MoE": (
+        {"model_type": "qwen3_moe", "hidden_act": "silu"},
+        ExpertsConfig(Activation("silu"), router=RouterConfig(renormalize=False)),
+    ),
     "Gemma": ({"hidden_activation": "gelu_pytorch_tanh"}, ExpertsConfig(Activation("gelu_tanh"))),
 }
 

@@ -9,6 +9,7 @@ from oracle import assert_bitwise_equal
 from nvfp4_cute import UnsupportedProblem
 from nvfp4_cute.backends.emulator import observe
 from nvfp4_cute.experts.routing import route
+from nvfp4_cute.formats.softplus import sqrt_softplus
 
 ARCHS = ["sm_80", "sm_90a", "sm_100a", pytest.param("sm_120a", marks=pytest.mark.slow)]
 
@@ -37,6 +38,9 @@ VARIANTS = {
     "gpt-oss": (32, 4, {"bias": True, "dtype": torch.bfloat16}),
     "llama-4": (16, 1, {"scoring": "sigmoid", "renormalize": False, "dtype": torch.float16}),
     "deepseek-v3": (256, 8, {"scoring": "sigmoid", "correction_bias": True, "num_groups": 8, "topk_groups": 4, "scale": 2.5}),
+    "deepseek-v4": (160, 6, {"scoring": "sqrtsoftplus", "correction_bias": True, "scale": 1.5}),
+    "hash layer": (160, 6, {"scoring": "sqrtsoftplus", "ids": True, "scale": 1.5}),
+    "given, softmax": (72, 5, {"ids": True, "renormalize": False, "bias": True}),
     "odd groups": (30, 3, {"scoring": "softmax", "num_groups": 10, "topk_groups": 2}),
     "softmax, corrected": (72, 6, {"correction_bias": True, "renormalize": False}),
     "many": (1000, 16, {"scale": 0.5}),
@@ -54,6 +58,9 @@ def test_variants(name, arch):
     for key in ("bias", "correction_bias"):
         if key in options:
             options[key] = torch.randn(experts, generator=torch.Generator().manual_seed(9)) / 4
+    if "ids" in options:  # some are of no expert
+        generator = torch.Generator().manual_seed(3)
+        options["ids"] = torch.randint(-1, experts + 2, (5, top_k), generator=generator, dtype=torch.int32)
     for ties in (False, True):
         check(some(5, experts, 1, dtype, ties), top_k, arch, **options)
 
@@ -138,6 +145,35 @@ def test_deepseek_v3():
     close(weights, 2.5 * w / w.sum(1, keepdim=True))
 
 
+def test_deepseek_v4():
+    """DeepSeek-V4's router, and its hash layers, where a table gives the experts of a token id."""
+    x, bias = some(50, 160, 6), torch.randn(160, generator=torch.Generator().manual_seed(1)) / 8
+    s = torch.nn.functional.softplus(x.double()).sqrt()
+    table = torch.stack(
+        [torch.randperm(160, generator=torch.Generator().manual_seed(i))[:6] for i in range(9)]
+    )
+    given = table[torch.arange(50) % 9]
+    for options, indices in (
+        ({"correction_bias": bias}, (s + bias.double()).topk(6).indices),
+        ({"ids": given}, given),
+    ):
+        ids, weights = route(x, 6, scoring="sqrtsoftplus", scale=1.5, **options)
+        assert torch.equal(ids.long(), indices)
+        w = s.gather(1, indices)
+        close(weights, 1.5 * w / w.sum(1, keepdim=True))
+
+
+def test_the_error_of_sqrt_softplus():
+    x = torch.cat([torch.linspace(-86, 90, 200001), torch.tensor([0.0, -0.0, 3e38])])
+    want = torch.nn.functional.softplus(x.double(), threshold=700).sqrt()
+    bound = 2**-24 * torch.where(x > 0, 4.0, 8 + x.double().abs() / 2)
+    assert ((sqrt_softplus(x).double() - want).abs() <= bound * want).all()
+    assert (
+        sqrt_softplus(torch.tensor([-88.0])).item() == 0
+        and sqrt_softplus(torch.tensor([math.nan])).isnan().all()
+    )
+
+
 def test_refusals():
     x = torch.zeros(2, 8)
     for arguments, options, error, text in (
@@ -147,6 +183,19 @@ def test_refusals():
         ((torch.zeros(1, 1025), 2), {}, UnsupportedProblem, "E=1025"),
         ((x, 2), {"num_groups": 3}, UnsupportedProblem, "a divisor of E=8"),
         ((x, 2), {"num_groups": 2, "topk_groups": 3}, ValueError, "topk_groups=3"),
+        (
+            (x, 2),
+            {"ids": torch.zeros(2, 3, dtype=torch.int32)},
+            ValueError,
+            r"expected \[T, top_k\] = \[2, 2\]",
+        ),
+        (
+            (x, 2),
+            {"ids": torch.zeros(2, 2, dtype=torch.int32), "correction_bias": torch.zeros(8)},
+            ValueError,
+            "leave either of them out",
+        ),
+        ((x, 2), {"ids": torch.zeros(2, 2)}, TypeError, "expected whole numbers"),
         ((x, 2), {"scoring": "tanh"}, ValueError, "scoring='tanh'"),
         ((x, 2), {"bias": torch.zeros(7)}, ValueError, r"torch.float32 \[8\], one per expert"),
         ((x.clone().requires_grad_(), 2), {}, UnsupportedProblem, "no backward pass"),

@@ -2,10 +2,11 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, get_args
 
 from nvfp4_cute.activation import Activation, ActivationName
 from nvfp4_cute.errors import CheckpointError
+from nvfp4_cute.experts.routing import Scoring
 
 # Keys that name the activation of experts, in the order of preference.
 NAME_KEYS = ("mlp_hidden_act", "hidden_act", "hidden_activation", "activation_function")
@@ -30,6 +31,47 @@ OAI_MODELS = ("gpt_oss", "openai_privacy_filter")
 WEIGHT_ON_INPUT_MODELS = ("llama4", "llama4_text")
 TOP_K_KEYS = ("num_experts_per_tok", "num_experts_per_token")
 LATENT_KEYS = ("moe_latent_size", "routed_expert_hidden_size")
+SCORING_KEYS = ("scoring_func", "moe_router_activation_func")
+# Models whose code computes a sigmoid, whatever config.json says.
+SIGMOID_MODELS = (
+    "deepseek_v3", "glm4_moe", "glm_moe_dsa", "llama4", "llama4_text", "minimax_m2", "minimax_m3_vl_text", "nemotron_h",
+)  # fmt: skip
+NORMALIZING_KEYS = ("norm_topk_prob", "moe_renormalize")
+# Models that divide the weights of a token by their sum only where config.json says so.
+NOT_NORMALIZING_MODELS = ("llama4", "llama4_text", "qwen2_moe", "qwen3_moe")
+GROUP_KEYS = ("n_group", "num_expert_group")
+# Layers of DeepSeek-V4 whose experts follow from the token's id, where config.json does not say.
+V4_HASH_LAYERS = 3
+
+
+@dataclass(frozen=True)
+class RouterConfig:
+    """Arguments of ``route`` that follow from config.json: ``route(logits, top_k, **asdict(config))``.
+
+    Attributes:
+        scoring, renormalize, num_groups, topk_groups, scale: see ``route``.
+    """
+
+    scoring: Scoring = "softmax"
+    renormalize: bool = True
+    num_groups: int = 1
+    topk_groups: int = 1
+    scale: float = 1.0
+
+    @classmethod
+    def of(cls, text: Mapping[str, Any]) -> "RouterConfig | None":
+        """Reads the config of a text model; returns None for a choice that ``route`` does not make."""
+        model = text.get("model_type")
+        scoring = "sigmoid" if model in SIGMOID_MODELS else _first(text, SCORING_KEYS, "softmax")
+        groups = _first(text, GROUP_KEYS, 1)
+        # DeepSeek-V2 compares groups by their best expert, not by their two best ones.
+        if scoring not in get_args(Scoring) or (
+            groups > 1 and text.get("topk_method") == "group_limited_greedy"
+        ):
+            return None
+        renormalize = _first(text, NORMALIZING_KEYS, model not in NOT_NORMALIZING_MODELS)
+        scale = float(_first(text, ("routed_scaling_factor",), 1.0))
+        return cls(scoring, renormalize, groups, _first(text, ("topk_group",), groups), scale)
 
 
 @dataclass(frozen=True)
@@ -41,12 +83,16 @@ class ExpertsConfig:
         weight_on_input: whether tokens are multiplied by router weights before the experts; see ``ActivationFormat``.
         latent_size: hidden size of the experts; None for the model's.
         top_k: experts per token; None if no key says it.
+        router: options of ``route``; None for a choice that it does not make.
+        hash_layers: number of first layers of experts whose tokens have the experts of a table (DeepSeek-V4's ``tid2eid``).
     """
 
     activation: Activation
     weight_on_input: bool = False
     latent_size: int | None = None
     top_k: int | None = None
+    router: RouterConfig | None = RouterConfig()
+    hash_layers: int = 0
 
     @classmethod
     def of(cls, config: Mapping[str, Any]) -> "ExpertsConfig":
@@ -81,7 +127,13 @@ class ExpertsConfig:
             activation = Activation(name, text.get("swiglu_limit"), **constants)
         except ValueError as error:
             raise CheckpointError(f"config.json of model_type={model!r}: {error}") from None
-        latent, top_k = (
-            next((text[key] for key in keys if text.get(key)), None) for keys in (LATENT_KEYS, TOP_K_KEYS)
-        )
-        return cls(activation, model in WEIGHT_ON_INPUT_MODELS, latent, top_k)
+        latent, top_k = (_first(text, keys, None) or None for keys in (LATENT_KEYS, TOP_K_KEYS))
+        kinds = text.get("mlp_layer_types")
+        hashed = text.get("num_hash_layers", V4_HASH_LAYERS) if model == "deepseek_v4" else 0
+        hashed = hashed if kinds is None else kinds.count("hash_moe")
+        return cls(activation, model in WEIGHT_ON_INPUT_MODELS, latent, top_k, RouterConfig.of(text), hashed)
+
+
+def _first(text: Mapping[str, Any], keys: tuple[str, ...], default: Any) -> Any:
+    """Returns the value of the first of these keys that config.json has."""
+    return next((text[key] for key in keys if text.get(key) is not None), default)

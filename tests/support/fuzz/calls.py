@@ -384,7 +384,7 @@ def _dequantize(kind: Dice, dice: Dice, arch: str, limits: Limits) -> Arguments:
 def _route(kind: Dice, dice: Dice, arch: str, limits: Limits) -> Arguments:
     groups, dtype = kind.choose((1, 1, 2, 4)), kind.choose(DTYPES)
     made: Arguments = {
-        "scoring": kind.choose(("softmax", "sigmoid")),
+        "scoring": kind.choose(("softmax", "sigmoid", "sqrtsoftplus")),
         "renormalize": kind.choose((False, True)),
     }
     biases = [name for name in ("bias", "correction_bias") if kind.integer(0, 3) == 0]
