@@ -95,6 +95,12 @@ def run(backend: str, task: TableTask) -> None:
     call(backend, settings, inputs, outs, lambda: (task, outs))
 
 
+def outside_of_launches() -> None:
+    """Tells the chain of which this is a part, if any, that torch computes a part of it, so that its launches are not enough."""
+    if _watched.made is not None:
+        _watched.made.append(None)
+
+
 def chain(backend: str, run: Callable[..., torch.Tensor], *arguments: Any) -> torch.Tensor:
     """Computes ``run(*arguments)``. After each of its launches has been prepared, they are repeated as one.
 

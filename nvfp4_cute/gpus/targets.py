@@ -12,6 +12,7 @@ import difflib
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -609,10 +610,14 @@ def gpu_of(device: "torch.device") -> Gpu:
     import torch
 
     properties = torch.cuda.get_device_properties(device)
-    num_sms = properties.multi_processor_count
-    target = match(properties.name, num_sms)
-    arch = arch_of_capability(torch.cuda.get_device_capability(device))
-    return Gpu(arch, num_sms, target.name if target else properties.name)
+    capability = properties.major, properties.minor
+    return _gpu(properties.name, properties.multi_processor_count, capability)
+
+
+@lru_cache(maxsize=64)
+def _gpu(device_name: str, num_sms: int, capability: tuple[int, int]) -> Gpu:
+    target = match(device_name, num_sms)
+    return Gpu(arch_of_capability(capability), num_sms, target.name if target else device_name)
 
 
 def detect(device: "torch.device | int | str | None" = None) -> Target | None:

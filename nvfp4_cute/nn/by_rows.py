@@ -26,7 +26,7 @@ def faster_mode(rows: int, n: int, k: int, backend: str, device: torch.device) -
         backend: see ``gemm``.
         device: device of the weights.
     """
-    if is_batch_invariant() or not _has_choice(backend, device):
+    if is_batch_invariant() or backends.resolve(backend, device) == "reference":
         return "nvfp4"
     gpu = backends.gpu_of(backend, device)
     return "16bit" if keeps_16_bits(gpu.arch, gpu.num_sms, rows, n, k) else "nvfp4"
@@ -35,12 +35,10 @@ def faster_mode(rows: int, n: int, k: int, backend: str, device: torch.device) -
 def faster_mode_of_experts(rows: int, layer: MoE) -> Mode:
     """Returns the faster mode of experts for a number of rows: tokens times experts per token."""
     backend, device = layer.backend, layer.w13.device
-    if is_batch_invariant() or not _has_choice(backend, device):
+    if is_batch_invariant() or backends.resolve(backend, device) == "reference":
         return "nvfp4"
-    gpu, sizes = (
-        backends.gpu_of(backend, device),
-        (layer.num_experts, layer.hidden_size, layer.intermediate_size),
-    )
+    gpu = backends.gpu_of(backend, device)
+    sizes = (layer.num_experts, layer.hidden_size, layer.intermediate_size)
     is_gated = layer.weight_layout != "none"
     return "16bit" if experts_keep_16_bits(gpu.arch, gpu.num_sms, rows, *sizes, is_gated) else "nvfp4"
 

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from emulated_gpu import emulated_gpu
 
 from nvfp4_cute import MoE, QuantizedLinear, dequantize, gemm, grouped_gemm, quantize, route
 from nvfp4_cute.backends.emulator import observe
@@ -167,3 +168,26 @@ def test_linear_layers(first):
         assert torch.equal(layer(rows), got)
     _, count = launches(lambda: torch.compile(layer, backend="eager", fullgraph=True)(x))
     assert count == 1
+
+
+def test_a_server_checks_its_weights_once(first, monkeypatch):
+    """Another number of rows repeats the launch that dequantizes, without checks of the weights."""
+    checked = []
+    check = dequantized.check_weight_only
+    monkeypatch.setattr(dequantized, "check_weight_only", lambda *given: checked.append(1) or check(*given))
+    w, bias = quantize(some(48, 96, seed=1), global_scale="auto"), some(48, seed=2)
+    layer, plain = QuantizedLinear.from_quantized(w, bias, activations="16bit"), dequantize(w, BF16)
+    with emulated_gpu(monkeypatch):
+        for rows in (LEAST_ROWS, LEAST_ROWS, 71, 130):
+            x = some(rows, 96, seed=rows)
+            assert torch.equal(layer(x), torch.nn.functional.linear(x, plain, bias))
+    assert len(checked) == 1
+
+
+def test_rows_of_another_k_are_refused_after_a_right_call(first, monkeypatch):
+    w = quantize(some(48, 96, seed=1), global_scale="auto")
+    with emulated_gpu(monkeypatch):
+        for _ in range(2):
+            gemm(some(70, 96), w)
+        with pytest.raises(ValueError, match="have 96|has shape|K values"):
+            gemm(some(70, 64), w)

@@ -24,16 +24,20 @@ import torch
 from torch.torch_version import TorchVersion
 
 from nvfp4_cute import backends
+from nvfp4_cute.backends.calls import call, outside_of_launches
 from nvfp4_cute.batch_invariance import is_batch_invariant
 from nvfp4_cute.compile.cache import is_planning
 from nvfp4_cute.formats.block_format import FP32, BlockFormat
-from nvfp4_cute.formats.block_scaled import BlockScaledTensor, stored_scale_shape
+from nvfp4_cute.formats.block_scaled import BlockScaledTensor, ScaleLayout, stored_scale_shape
+from nvfp4_cute.launch.simt import DequantizeTask
+from nvfp4_cute.launch.task import Task
 from nvfp4_cute.operands.operand import Operand
-from nvfp4_cute.operands.products import Product
+from nvfp4_cute.operands.products import Product, check_weight_only
 from nvfp4_cute.operands.rules import ACTIVATION_DTYPES
 from nvfp4_cute.ops.dequantize import dequantize
 from nvfp4_cute.planning.arch import dequantizes_first
 from nvfp4_cute.planning.arch.dequantized import LEAST_ROWS
+from nvfp4_cute.problem import OUT_DTYPES
 
 # Architectures whose ``torch._grouped_mm`` reads the sizes of groups on the device, and torch's first release that does.
 # On others it copies them to the host, which a CUDA graph cannot capture.
@@ -93,6 +97,75 @@ def _has_grouped_mm(arch: str) -> bool:
 def _may_be(a: torch.Tensor, b: torch.Tensor, b_format: BlockFormat, backend: str) -> bool:
     is_served = a.dtype in ACTIVATION_DTYPES and b_format.order == "rows" and b.numel() > 0
     return is_served and not is_batch_invariant() and backends.resolve(backend, a.device) != "reference"
+
+
+def is_plain(
+    a: torch.Tensor, b: torch.Tensor, alpha: Any, bias: Any, b_format: BlockFormat, out: Any, out_dtype: Any
+) -> bool:
+    """Returns whether :func:`multiply_plain` multiplies these operands, for which :func:`is_for_gemm` holds.
+
+    They are one batch with results in the dtype of ``a``, no gradients are recorded, and autocast is off.
+
+    Args:
+        a, b, b_format, out_dtype: see :func:`is_for_gemm`.
+        alpha, bias: see ``gemm``; not yet checked.
+        out: the tensor to write, or None.
+    """
+    if out is not None or out_dtype != a.dtype or a.ndim != 2 or b.ndim != 2 or _is_by_torch(b_format):
+        return False
+    if alpha is not None and not (_folds(a.dtype, b_format) and isinstance(alpha, torch.Tensor)):
+        return False
+    if bias is not None and not (
+        isinstance(bias, torch.Tensor)
+        and bias.dtype in OUT_DTYPES
+        and bias.shape == b.shape[:1]
+        and bias.device == a.device
+    ):
+        return False
+    is_recorded = torch.is_grad_enabled() and (a.requires_grad or (bias is not None and bias.requires_grad))
+    return (
+        a.shape[1] == b_format.elements(b.shape[1])
+        and a.device == b.device
+        and not is_recorded
+        and not torch.is_autocast_enabled(a.device.type)
+    )
+
+
+def multiply_plain(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    b_scale: torch.Tensor,
+    alpha: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    b_format: BlockFormat,
+    scale_layout: ScaleLayout,
+    backend: str,
+) -> torch.Tensor:
+    """Returns ``alpha * a @ b.T + bias`` of operands for which :func:`is_plain` holds.
+
+    The launch that dequantizes is prepared for any number of rows (``backends.calls.call``), because servers call with a
+    different one in each step.
+
+    Args:
+        a, b, b_scale, alpha, bias, b_format, scale_layout, backend: see ``gemm``.
+    """
+
+    def check() -> tuple[Task, list[torch.Tensor]]:
+        product, _ = check_weight_only(
+            a, b, b_scale, alpha, b_format, None, ("a", "b", "b_scale"), a.dtype, scale_layout, bias
+        )
+        weights = torch.empty((1, len(b), a.shape[1]), dtype=a.dtype, device=a.device)
+        return DequantizeTask(_whole(product.b, product.alpha), weights), [weights]
+
+    inputs = [b, b_scale] if alpha is None else [b, b_scale, alpha]
+    settings = ("dequantized", b_format, a.dtype, scale_layout)
+    (weights,) = call(backend, settings, inputs, [], check)
+    outside_of_launches()
+    if is_planning():
+        return a.new_empty((len(a), len(b)))
+    if bias is None:
+        return torch.mm(a, weights[0].t())
+    return torch.addmm(bias.to(a.dtype), a, weights[0].t())
 
 
 def multiply(product: Product, backend: str) -> None:
@@ -165,17 +238,23 @@ def _is_by_torch(format: BlockFormat) -> bool:
 
 def _dequantized(b: Operand, alpha: torch.Tensor | None, dtype: torch.dtype, backend: str) -> torch.Tensor:
     """Returns the weights times ``alpha``, [L, N, K] in ``dtype``."""
+    t = _whole(b, alpha)
+    outside_of_launches()
+    if _is_by_torch(b.format):
+        return by_casts(t, dtype)
+    return dequantize(t, dtype, backend=backend)
+
+
+def _whole(b: Operand, alpha: torch.Tensor | None) -> BlockScaledTensor:
+    """Returns the weights as one tensor [L, N, K] whose global scale is ``alpha``."""
     format, shape = b.format, (b.batches, b.rows, b.k)
     scales = stored_scale_shape(format, shape, format.scale_layout)
     data, scale = b.data.view(format.data_dtypes[-1]), b.scale.view(format.scale_dtypes[0]).reshape(scales)
     if alpha is not None:
         alpha = alpha.reshape(()) if alpha.numel() == 1 else alpha
-    t = BlockScaledTensor(
+    return BlockScaledTensor(
         data.view(b.batches, b.rows, -1), scale, alpha, shape, format.scale_layout, format=format
     )
-    if _is_by_torch(format):
-        return by_casts(t, dtype)
-    return dequantize(t, dtype, backend=backend)
 
 
 def _float32_sums(a: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:

@@ -189,7 +189,6 @@ def weight_only_us(
     return min(kernels, dequantized.estimate_us(sizes, arch, num_sms, b_format=b_format))
 
 
-@lru_cache(maxsize=4096)
 def dequantizes_first(
     arch: str,
     num_sms: int,
@@ -212,7 +211,15 @@ def dequantizes_first(
 
     Raises UnsupportedTarget if ``arch`` has no kernel.
     """
-    sizes = of_groups(rounded_rows(m), n, k, groups) if is_ragged else ((rounded_rows(m), n, k),) * groups
+    # Sizes are rounded before the cache, because a server calls with any number of rows.
+    return _dequantizes_first(arch, num_sms, rounded_rows(m), n, k, groups, num_b, is_ragged, b_format)
+
+
+@lru_cache(maxsize=4096)
+def _dequantizes_first(
+    arch: str, num_sms: int, m: int, n: int, k: int, groups: int, num_b: int, is_ragged: bool, b_format: BlockFormat
+) -> bool:  # fmt: skip
+    sizes = of_groups(m, n, k, groups) if is_ragged else ((m, n, k),) * groups
     if not dequantized.suits(sizes, num_b):
         return False
     us = grouped_weight_only_us(arch, sizes, num_sms, num_b, is_ragged, b_format)

@@ -24,7 +24,6 @@ def has_choice(arch: str) -> bool:
     return arch in sm90.ARCHS
 
 
-@lru_cache(maxsize=4096)
 def keeps_16_bits(arch: str, num_sms: int, rows: int, n: int, k: int) -> bool:
     """Returns whether a linear layer is faster with activations of 16 bits.
 
@@ -33,15 +32,17 @@ def keeps_16_bits(arch: str, num_sms: int, rows: int, n: int, k: int) -> bool:
         rows: rows of activations.
         n, k: extents of the weights [N, K].
     """
-    if not has_choice(arch) or not rows:
-        return False
-    rows = rounded_rows(rows)
+    # Rows are rounded before the cache, because a server calls with any number of them.
+    return has_choice(arch) and rows > 0 and _keeps_16_bits(arch, num_sms, rounded_rows(rows), n, k)
+
+
+@lru_cache(maxsize=4096)
+def _keeps_16_bits(arch: str, num_sms: int, rows: int, n: int, k: int) -> bool:
     quantized = _quantizing_us(arch, num_sms, rows, k)
     quantized += sm90.estimate_us(GroupedProblem(((rows, n, k),)), num_sms)
     return weight_only_us(arch, num_sms, rows, n, k) <= quantized
 
 
-@lru_cache(maxsize=4096)
 def experts_keep_16_bits(
     arch: str, num_sms: int, rows: int, experts: int, hidden: int, width: int, is_gated: bool = True
 ) -> bool:
@@ -53,11 +54,21 @@ def experts_keep_16_bits(
         experts, hidden, width: E, H and I.
         is_gated: whether the first product has a gate.
     """
-    if not has_choice(arch) or not rows:
-        return False
+    sizes = (experts, hidden, width)
+    return (
+        has_choice(arch)
+        and rows > 0
+        and _experts_keep_16_bits(arch, num_sms, rounded_rows(rows), *sizes, is_gated)
+    )
+
+
+@lru_cache(maxsize=4096)
+def _experts_keep_16_bits(
+    arch: str, num_sms: int, rows: int, experts: int, hidden: int, width: int, is_gated: bool
+) -> bool:
     exact = quantized = 0.0
     for n, k, num_b in ((width, hidden, 1 + is_gated), (hidden, width, 1)):
-        sizes = of_groups(rounded_rows(rows), n, k, experts)
+        sizes = of_groups(rows, n, k, experts)
         exact += grouped_weight_only_us(arch, sizes, num_sms, num_b, True)
         problem = GroupedProblem(sizes, "ragged", activation="silu" if num_b == 2 else None)
         quantized += QUANTIZING_US + sm90.estimate_us(problem, num_sms)
