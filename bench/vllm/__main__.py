@@ -9,13 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from nvfp4_cute.bench.vllm import page
-from nvfp4_cute.bench.vllm.plan import WAVES
+from nvfp4_cute.bench.vllm.plan import WAVES, selected
 from nvfp4_cute.bench.vllm.serve import serve
 from nvfp4_cute.bench.vllm.waves import run_wave
 
 EPILOG = """examples:
   python -m nvfp4_cute.bench.vllm --save h200 --out bench/results    all of it: three waves of engines, about 10 minutes
   python -m nvfp4_cute.bench.vllm dense --save h200 --seconds 300    one wave, merged with what h200_vllm.json has
+  python -m nvfp4_cute.bench.vllm --only 'plugin$' --save h200       one wave of the engines with such names
   python -m nvfp4_cute.bench.vllm --read a.json b.json --save h200 --out bench/results    the page of several runs
 """
 
@@ -47,6 +48,7 @@ def main() -> int:
     )  # fmt: skip
     names = [wave.name for wave in WAVES]
     parser.add_argument("waves", nargs="*", help=f"of {', '.join(names)}, serve (default: all)")
+    parser.add_argument("--only", metavar="REGEX", help="one wave of the engines whose names match")
     parser.add_argument("--save", default="gpu", metavar="STEM", help="write STEM_vllm.json and STEM_vllm.md")
     parser.add_argument("--out", type=Path, default=Path(), help="folder to write to")
     parser.add_argument(
@@ -62,6 +64,12 @@ def main() -> int:
     args = parser.parse_args()
     if unknown := set(args.waves) - {*names, "serve"}:
         parser.error(f"{', '.join(unknown)}: none of {', '.join(names)}, serve")
+    waves = tuple(wave for wave in WAVES if not args.waves or wave.name in args.waves)
+    if args.only is not None:
+        waves = selected(args.only)
+    if args.only is not None and not waves:
+        engines = ", ".join(job.name for wave in WAVES for job in wave.jobs)
+        parser.error(f"--only {args.only} matches no engine; there are {engines}")
     file = args.out / f"{args.save}_vllm.json"
     if args.read:
         found = merged([json.loads(one.read_text()) for one in args.read])
@@ -70,16 +78,16 @@ def main() -> int:
         return 0
     found = json.loads(file.read_text()) if file.exists() else {"machine": page.machine(), "engines": {}}
     args.out.mkdir(parents=True, exist_ok=True)
-    end, wanted = time.monotonic() + args.seconds, args.waves or [*names, "serve"]
+    end, serves = time.monotonic() + args.seconds, "serve" in args.waves or not (args.waves or args.only)
     with tempfile.TemporaryDirectory(prefix="nvfp4_cute_vllm_") as folder:
-        for wave in WAVES:
+        for wave in waves:
             left = end - time.monotonic()
-            if wave.name in wanted and left > 60:
+            if left > 60:
                 for record in run_wave(wave, Path(folder), min(wave.seconds, left), args.out):
                     found["engines"][record["name"]] = record
                     print(page.line(record), flush=True)
                 file.write_text(json.dumps(found, indent=1))
-        if "serve" in wanted and end - time.monotonic() > 60:
+        if serves and end - time.monotonic() > 60:
             found["serve"] = serve(Path(folder), end - time.monotonic(), args.out)
             print(json.dumps(found["serve"]), flush=True)
             file.write_text(json.dumps(found, indent=1))

@@ -1,5 +1,6 @@
 """Plan of measurements: engines by wave. The engines of one wave start together, and are timed one after the other."""
 
+import re
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
@@ -103,3 +104,9 @@ WAVES = (
         _hybrid("w4a16", "plugin"),
     )),
 )  # fmt: skip
+
+
+def selected(pattern: str) -> tuple[Wave, ...]:
+    """Returns one wave of the jobs whose names contain a match of the regular expression; none if no name does."""
+    jobs = tuple(job for wave in WAVES for job in wave.jobs if re.search(pattern, job.name))
+    return (Wave("selected", max(wave.seconds for wave in WAVES), jobs),) if jobs else ()

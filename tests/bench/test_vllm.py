@@ -8,7 +8,7 @@ import pytest
 from nvfp4_cute.bench.vllm import page
 from nvfp4_cute.bench.vllm.__main__ import merged
 from nvfp4_cute.bench.vllm.folders import make_folder
-from nvfp4_cute.bench.vllm.plan import WAVES, Job, Wave
+from nvfp4_cute.bench.vllm.plan import WAVES, Job, Wave, selected
 from nvfp4_cute.bench.vllm.waves import environment, run_wave
 from nvfp4_cute.models.checkpoints.checkpoint import convention_of
 from nvfp4_cute.models.vllm.taken import refusal
@@ -97,3 +97,10 @@ def test_engines_on_the_cpu(tmp_path, monkeypatch):
     assert "error" not in ours and "error" not in theirs
     assert (ours["quantization"], theirs["quantization"]) == ("nvfp4_cute", "None")
     assert ours["soak"]["requests"] == 4 and len(ours["decode_ms"]["1"]) == 2
+
+
+def test_one_wave_of_the_engines_that_match():
+    (wave,) = selected("30b.*plugin$|nemotron.*w4a16")
+    names = ["qwen3-30b-a3b-w4a16-plugin", "qwen3-30b-a3b-w4a4-plugin", "nemotron-nano-9b-v2-w4a16-plugin"]
+    assert [job.name for job in wave.jobs] == names
+    assert selected("gpt") == ()
