@@ -27,8 +27,8 @@ from ..common.global_access import global_scalar, store_word
 from ..common.launch_record import read_record
 from ..common.versions import PROGRAMMATIC_FROM, compiles_for
 from .expert_rows import Choices, Ids, Order, PlainRows, QuantizedRows, scale_word
-from .global_scale import largest_of_cta, largest_of_values, scale_of_values
-from .quantize import quantize_words, unpack
+from .global_scale import largest_of_cta, largest_of_words, scale_of_largest
+from .quantize import quantize_words
 from .row_blocks import read_block
 
 LANE_VALUES = 16
@@ -166,10 +166,9 @@ class GatherQuantizeKernel:
         most, k_blocks = Uint32(0), results.k_blocks
         for block in cutlass.range(tidx, k_blocks, ROW_THREADS, unroll=2):
             words = read_block(operands.x, operands.x_pitch, token, block, k_blocks)
-            values = [value for i in range(cute.size(words)) for value in unpack(words[i], self.is_bf16)]
-            most = largest_of_values(most, values)
+            most = largest_of_words(most, [words[i] for i in range(cute.size(words))], self.is_bf16)
         most = largest_of_cta(most, tidx, ROW_THREADS)
-        factor = scale_of_values(most, self.encode.format.global_scale_divisor)
+        factor = scale_of_largest(most, self.is_bf16, self.encode.format.global_scale_divisor)
         if warp == 0 and choices.row >= 0:
             store_word(operands.global_scale + Int64(choices.row) * 4, ptx.bits_of(factor))
         for first in cutlass.range(warp * WARP_SIZE, k_blocks, ROW_THREADS, unroll=1):

@@ -26,6 +26,7 @@ from ..common.select import select
 from ..common.versions import SmemAllocator
 
 MAGNITUDE = 0x7FFF
+TWO_MAGNITUDES = 0x7FFF7FFF
 # Magnitudes from here on are infinity and NaN.
 NOT_FINITE = {True: 0x7F80, False: 0x7C00}
 INFINITY_BITS = 0x7F800000
@@ -132,11 +133,17 @@ class GlobalScaleKernel:
 @cute.jit
 def largest_of_words(most: Uint32, words: list, is_bf16: cutlass.Constexpr) -> Uint32:
     """Returns the larger one of ``most`` and the bits of the largest finite magnitude in these words."""
-    for word in words:
-        for half in (word & MAGNITUDE, (word >> 16) & MAGNITUDE):
-            finite = select(half < NOT_FINITE[is_bf16], half, Uint32(0))
-            most = select(finite > most, finite, most)
-    return most
+    pairs = words[0] & TWO_MAGNITUDES
+    for word in words[1:]:
+        pairs = ptx.max_nan_x2(pairs, word & TWO_MAGNITUDES, is_bf16)
+    largest = cutlass.max(pairs & MAGNITUDE, pairs >> 16)
+    if largest >= NOT_FINITE[is_bf16]:
+        # Rare: look for the largest of the finite ones.
+        largest = Uint32(0)
+        for word in words:
+            for half in (word & MAGNITUDE, (word >> 16) & MAGNITUDE):
+                largest = cutlass.max(select(half < NOT_FINITE[is_bf16], half, Uint32(0)), largest)
+    return cutlass.max(most, largest)
 
 
 @cute.jit
@@ -162,11 +169,17 @@ def scale_of_largest(most: Uint32, is_bf16: cutlass.Constexpr, divisor: cutlass.
 @cute.jit
 def largest_of_values(most: Uint32, values: list) -> Uint32:
     """Returns the larger one of ``most`` and the bits of the largest finite magnitude of float32 values."""
+    largest = Float32(0.0)
     for value in values:
-        bits = ptx.bits_of(ptx.abs_f32(value))
-        finite = select(bits < INFINITY_BITS, bits, Uint32(0))
-        most = select(finite > most, finite, most)
-    return most
+        largest = ptx.max_nan(largest, ptx.abs_f32(value))
+    found = ptx.bits_of(largest)
+    if found >= INFINITY_BITS:
+        # Rare: look for the largest of the finite ones.
+        found = Uint32(0)
+        for value in values:
+            bits = ptx.bits_of(ptx.abs_f32(value))
+            found = cutlass.max(select(bits < INFINITY_BITS, bits, Uint32(0)), found)
+    return cutlass.max(most, found)
 
 
 @cute.jit

@@ -4,9 +4,9 @@ x (M, K) in rows of unit stride; data (M, bytes of K); scales of one byte, in th
 written as zeros, or row-major. NVFP4 has an fp32 global scale: none, one in memory, one per group of rows, or a
 computed one.
 
-Work: a warp takes 8 rows of one scale atom (r, r + 32, r + 64, r + 96 for two neighbouring r) and four blocks of K of
-each, one block per lane. This is 128 contiguous bytes of x per row (256 for blocks of 32), and the 32 scales are one
-contiguous sector. ``words`` of each lane are loaded before the first block is computed.
+Work: a warp takes 8 neighbouring rows and four blocks of K of each, one block per lane: 128 contiguous bytes of x per
+row (256 for blocks of 32). Few rows, such as those of a small group, therefore fill whole warps. ``words`` of each lane
+are loaded before the first block is computed.
 
 A computed global scale: every CTA with rows reads all of a small x without gaps, which takes less time than an earlier
 launch. The first CTA stores the scale and its products.
@@ -181,12 +181,11 @@ class QuantizeKernel:
         work = block_idx * QUANTIZE_WARPS + cute.arch.make_warp_uniform(tidx // WARP_SIZE)
         unit, first_atom = work // chunks, work % chunks * self.atoms
         lane = tidx % WARP_SIZE
-        row_in_atom = unit * 2 + lane // 16 + lane // ATOM_COLS % 4 * 32
+        row_in_atom = unit * ROWS_PER_WARP + lane // ATOM_COLS
         group, row, row_end = self.locate(operands, atom_row, row_in_atom)
         found = Float32(1.0)
         if cutlass.const_expr(self.finds_scale):
-            # Rows of a unit are its first one, and later ones.
-            first_row = atom_row * ATOM_ROWS + block_idx * QUANTIZE_WARPS // chunks * 2
+            first_row = atom_row * ATOM_ROWS + block_idx * QUANTIZE_WARPS // chunks * ROWS_PER_WARP
             found = self.find_global_scale(operands, first_row, block_idx + atom_row == 0, tidx)
 
         if unit < UNITS_PER_ATOM:

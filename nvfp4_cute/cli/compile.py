@@ -175,7 +175,7 @@ def keys(
         else:
             if dtype == torch.float32:
                 raise ValueError("quantize takes float16 or bfloat16: leave it out with --dtype float32")
-            for words in simt.quantize_choices(arch):
+            for words in simt.QUANTIZE_CHOICES:
                 for is_scaled, is_grouped, is_blocked, has_up in product((False, True), repeat=4):
                     yield QuantizeKey(arch, dtype, is_scaled, is_grouped, is_blocked, has_up, words=words)
             yield from _finding_keys(arch, dtype)
@@ -185,7 +185,7 @@ def _finding_keys(arch: str, dtype: torch.dtype) -> Iterator[QuantizeKey | Globa
     """Iterates over kernels that find the global scale "auto": in the quantizing launch for few values, before it for more."""
     for num_times in range(MAX_TIMES + 1):
         for is_blocked in (False, True):
-            words = simt.quantize_choices(arch)[-1]
+            words = simt.QUANTIZE_FEW_WORDS
             yield QuantizeKey(arch, dtype, True, False, is_blocked, words=words, found_times=num_times)
         for is_small in (False, True):
             yield GlobalScaleKey(arch, dtype, is_small, num_times)

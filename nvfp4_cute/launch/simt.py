@@ -35,12 +35,12 @@ from nvfp4_cute.planning.arch.base import check_pair
 from nvfp4_cute.planning.arch.simt import (
     AMAX_VALUES,
     GEMV_PAIRS,
+    QUANTIZE_FEW_WORDS,
     QUANTIZE_WORDS,
     W4A16_PAIRS,
     amax_ctas,
     is_for_few_rows,
     is_gemv_for_one_row,
-    quantize_choices,
     quantize_words,
     w4a16_tokens,
 )
@@ -407,7 +407,7 @@ class FindAndQuantizeTask(QuantizeTask):
 
     def key(self, gpu: Gpu) -> QuantizeKey:
         """Returns the key of the quantize kernel that also finds the global scale."""
-        return replace(super().key(gpu), words=quantize_choices(gpu.arch)[-1], found_times=len(self.times))
+        return replace(super().key(gpu), words=QUANTIZE_FEW_WORDS, found_times=len(self.times))
 
     def addresses(self) -> Addresses:
         """Addresses for ``launch_table.Quantize``, with those of factors and products."""

@@ -43,11 +43,11 @@ def check(x, backend, **options):
 
 
 def test_few_values_have_a_kernel_of_their_own():
-    """Every other test has few values on sm_100a; these are just too many for that kernel."""
-    k = 4 * 16 * (simt.QUANTIZE_FEW_CTAS_PER_SM * GB10.num_sms // 2 + 1)
+    """Every other test has few values; these are just too many for that kernel."""
+    k = 4 * 16 * (simt.QUANTIZE_FEW_CTAS_PER_SM[False] * GB10.num_sms // 2 + 1)
     words = [simt.quantize_words(GB10.arch, GB10.num_sms, 1, blocks) for blocks in (k // 16 - 4, k // 16)]
     assert words == [simt.QUANTIZE_FEW_WORDS, simt.QUANTIZE_WORDS]
-    assert simt.quantize_words("sm_90a", GB10.num_sms, 1, 1) == simt.QUANTIZE_WORDS
+    assert simt.quantize_words("sm_90a", GB10.num_sms, 1, k // 16) == simt.QUANTIZE_FEW_WORDS
     check(spread((3, k), torch.bfloat16), "emulator:GB10")
 
 
@@ -114,6 +114,12 @@ def test_a_global_scale_for_each_batch(backend, shape, global_scale):
 @pytest.mark.parametrize("method", ["amax", "four_over_six"])
 @pytest.mark.parametrize("options", [{}, {"scale_layout": "rowmajor"}, {"up": True}], ids=str)
 def test_a_global_scale_for_each_row(backend, method, options):
+    """Rows that shared memory holds, one that is longer, and groups of rows."""
+    long = spread((1, 8256), torch.bfloat16, seed=1)
+    assert_same(
+        quantize(long, backend=backend, global_scale="per_row"),
+        block_scaled.quantize(long, global_scale="per_row"),
+    )
     x = spread((2, 3, 80), torch.bfloat16) * torch.tensor([1.0, 9.0, 0.1])[:, None].bfloat16()
     own = {"up": x.flip(0)} if "up" in options else options
     with observe(check=True) as observer:
@@ -307,10 +313,10 @@ def every_variant():
         simt.ARCHS, DTYPES, (False, True), ((False, False), (False, True), (True, True))
     ):
         ups = (False, True) if blocked and dtype == torch.bfloat16 else (False,)
-        for has_up, words in itertools.product(ups, simt.quantize_choices(arch)):
+        for has_up, words in itertools.product(ups, simt.QUANTIZE_CHOICES):
             yield QuantizeKey(arch, dtype, scaled, grouped, blocked, has_up, words=words)
         if scaled and blocked and not grouped:
-            words = simt.quantize_choices(arch)[-1]
+            words = simt.QUANTIZE_FEW_WORDS
             yield QuantizeKey(arch, dtype, scaled, grouped, blocked, words=words, found_times=1)
 
 

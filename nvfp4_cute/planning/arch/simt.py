@@ -112,28 +112,25 @@ QUANTIZE_WARPS = 8
 # block, because such a small kernel mostly fetches its instructions.
 QUANTIZE_WORDS = 32
 QUANTIZE_FEW_WORDS = 8
-QUANTIZE_FEW_CTAS_PER_SM = 4
+QUANTIZE_CHOICES = (QUANTIZE_WORDS, QUANTIZE_FEW_WORDS)
+# By whether the GPU is an H200, where it was measured.
+QUANTIZE_FEW_CTAS_PER_SM = {False: 4, True: 8}
 
 
 def quantize_words(arch: str, num_sms: int, atom_rows: int, k_blocks: int) -> int:
     """Returns the words per lane of a quantization: few if all of its CTAs then still run at once.
 
-    Modelled on a B200: 8 rows of 2048 take 3.85 us instead of 5.24, 512 rows of 4096 take 4.85 instead of 5.62. For 128
-    rows of 28672, whose CTAs would not fit, it would be 6.60 instead of 5.79. Not measured; on sm_90a the larger number
-    was measured.
+    Measured on an H200, us with 8 and with 32 words: 5.8 and 7.9 for 16 rows of 4096, 9.7 and 10.4 for 512 rows of 7168, 15.3 and
+    15.0 for 2048 rows of 4096. Modelled on a B200: 3.9 and 5.2 for 8 rows of 2048, 4.9 and 5.6 for 512 rows of 4096, 6.6 and 5.8
+    for 128 rows of 28672.
 
     Args:
         atom_rows: rows of scale atoms, over all batches.
         k_blocks: blocks per row.
     """
     num_cta = -(-k_blocks // 4) * 16 // QUANTIZE_WARPS * atom_rows
-    fit = num_cta <= QUANTIZE_FEW_CTAS_PER_SM * num_sms
-    return quantize_choices(arch)[-1] if fit else QUANTIZE_WORDS
-
-
-def quantize_choices(arch: str) -> tuple[int, ...]:
-    """Returns the possible results of ``quantize_words``."""
-    return (QUANTIZE_WORDS,) if arch == "sm_90a" else (QUANTIZE_WORDS, QUANTIZE_FEW_WORDS)
+    most = QUANTIZE_FEW_CTAS_PER_SM[arch == "sm_90a"] * num_sms
+    return QUANTIZE_FEW_WORDS if num_cta <= most else QUANTIZE_WORDS
 
 
 # ---- dequantize: number of rows of 256 columns per warp ----
