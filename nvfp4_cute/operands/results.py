@@ -3,7 +3,7 @@
 The flat list has one tensor per group, or one for all groups. For quantized results it has all data, then all scales.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -34,8 +34,8 @@ def new_outputs(problem: GroupedProblem, operands: GroupedOperands) -> list[torc
     scales = zip(operands.out_scale, shapes, strict=True)
     dtype = result_scale_dtype(format)
     return [
-        *(_stored(out, format.element) for out in operands.out),
-        *(_stored(scale.view(dtype).view(shape), format.scale) for scale, shape in scales),
+        *_stored(list(operands.out), format.element),
+        *_stored([scale.view(dtype).view(shape) for scale, shape in scales], format.scale),
     ]
 
 
@@ -53,13 +53,12 @@ def as_results(
     if format is None:
         return outs if is_list else outs[0]
     if not is_list:
-        return _stored(outs[0], format.element), _stored(outs[1], format.scale)
+        return _stored(outs[:1], format.element)[0], _stored(outs[1:], format.scale)[0]
     num_groups = len(outs) // 2
     factors: Sequence[torch.Tensor | None] = [None] * num_groups
     if global_scale is not None:
         factors = global_scale.unbind()
-    parts = zip(outs[:num_groups], outs[num_groups:], factors, strict=True)
-    return [_result(data, scale, factor, format) for data, scale, factor in parts]
+    return _results(outs[:num_groups], outs[num_groups:], factors, format)
 
 
 def own_outputs(out: Any, is_list: bool) -> Any:
@@ -96,24 +95,30 @@ def one_result(
     data, scale = outs
     if global_scale is not None and global_scale.ndim:
         global_scale = global_scale[0]
-    return _result(data, scale, global_scale, format)
+    return _results([data], [scale], [global_scale], format)[0]
 
 
-def _result(
-    data: torch.Tensor, scale: torch.Tensor, global_scale: torch.Tensor | None, format: BlockFormat
-) -> BlockScaledTensor:
-    """Returns quantized rows of bytes and their scales as one tensor."""
-    *lead, row_bytes = data.shape
-    shape = (*lead, format.elements(row_bytes))
-    data, scale = _stored(data, format.element), _stored(scale, format.scale)
-    return block_scaled_tensor(data, scale, global_scale, shape, format.scale_layout, format)
+def _results(
+    data: list[torch.Tensor],
+    scales: list[torch.Tensor],
+    factors: Sequence[torch.Tensor | None],
+    format: BlockFormat,
+) -> list[BlockScaledTensor]:
+    """Returns quantized rows of bytes and their scales as whole tensors. All data have one dtype, and all scales."""
+    data, scales = _stored(data, format.element), _stored(scales, format.scale)
+    make, elements = _maker(format.scale_layout, format), format.elements
+    return [
+        make(one, scale, factor, (*one.shape[:-1], elements(one.shape[-1])))
+        for one, scale, factor in zip(data, scales, factors, strict=True)
+    ]
 
 
-def _stored(tensor: torch.Tensor, number: NumberType) -> torch.Tensor:
-    """Views bytes in the dtype that quantization returns; tensors of other dtypes are unchanged."""
-    if tensor.dtype != torch.uint8 or number.quantized_dtype == "uint8":
-        return tensor
-    return tensor.view(getattr(torch, number.quantized_dtype))
+def _stored(tensors: list[torch.Tensor], number: NumberType) -> list[torch.Tensor]:
+    """Views bytes in the dtype that quantization returns; tensors of other dtypes, all of one, are unchanged."""
+    if not tensors or tensors[0].dtype != torch.uint8 or number.quantized_dtype == "uint8":
+        return tensors
+    dtype = getattr(torch, number.quantized_dtype)
+    return [tensor.view(dtype) for tensor in tensors]
 
 
 def block_scaled_tensor(
@@ -128,13 +133,27 @@ def block_scaled_tensor(
 
     Traced graphs run the checks, because torch before 2.13 can only trace constructors.
     """
+    return _maker(scale_layout, format)(data, scale, global_scale, shape)
+
+
+def _maker(scale_layout: ScaleLayout, format: BlockFormat) -> Callable[..., BlockScaledTensor]:
+    """Returns a function of data, scale, global scale and shape that makes a tensor; see :func:`block_scaled_tensor`."""
     if torch.compiler.is_compiling():
-        return quantized_tensor(data, scale, global_scale, shape, format, scale_layout)
+        return lambda data, scale, factor, shape: quantized_tensor(
+            data, scale, factor, shape, format, scale_layout
+        )
     is_nvfp4 = format is NVFP4_FORMAT or format.stored == NVFP4_FORMAT
-    made = object.__new__(NVFP4Tensor if is_nvfp4 else BlockScaledTensor)
-    vars(made).update(
-        data=data, scale=scale, global_scale=global_scale, shape=shape, scale_layout=scale_layout
-    )
-    if not is_nvfp4:  # of NVFP4 the class says it
-        vars(made).update(format=format)
-    return made
+    kind = NVFP4Tensor if is_nvfp4 else BlockScaledTensor
+
+    def make(
+        data: torch.Tensor, scale: torch.Tensor, global_scale: torch.Tensor | None, shape: tuple[int, ...]
+    ) -> BlockScaledTensor:
+        made = object.__new__(kind)
+        fields = made.__dict__
+        fields["data"], fields["scale"], fields["global_scale"] = data, scale, global_scale
+        fields["shape"], fields["scale_layout"] = shape, scale_layout
+        if not is_nvfp4:  # of NVFP4 the class says it
+            fields["format"] = format
+        return made
+
+    return make

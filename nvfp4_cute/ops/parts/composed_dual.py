@@ -23,7 +23,7 @@ from nvfp4_cute.problem import DualWeights, Gate
 from nvfp4_cute.reference import activated
 
 
-def is_composed(a_scale: Any, formats: Formats, backend: str, device: torch.device) -> bool:
+def is_composed(a_scale: Any, formats: Formats, backend: str, *operands: Any) -> bool:
     """Returns whether the two products are computed one after the other.
 
     They are where weights have float32 scales and the GPU has no dual kernel for them.
@@ -32,12 +32,23 @@ def is_composed(a_scale: Any, formats: Formats, backend: str, device: torch.devi
         a_scale: None where ``a`` has 16-bit values.
         formats: formats of ``a`` and of the weights.
         backend: the operation's backend.
-        device: device of the operands.
+        operands: tensors or lists; the first tensor tells the device.
     """
-    has_kernels = formats[1].scale_layout == "rowmajor" if a_scale is None else formats in fp8.PAIRS
-    if not has_kernels or backends.resolve(backend, device) == "reference":
+    if formats[1].scale_layout != "rowmajor" or not (a_scale is None or formats in fp8.PAIRS):
+        return False
+    device = _first_tensor(*operands).device
+    if backends.resolve(backend, device) == "reference":
         return False
     return a_scale is None or not is_fused(formats, backend, device)
+
+
+def _first_tensor(*sides: Any) -> torch.Tensor:
+    """Returns the first tensor among operands that are tensors or lists; an empty CPU tensor where there is none."""
+    for side in sides:
+        for tensor in side if isinstance(side, list | tuple) else (side,):
+            if isinstance(tensor, torch.Tensor):
+                return tensor
+    return torch.empty(0)
 
 
 def dequantizes_first(

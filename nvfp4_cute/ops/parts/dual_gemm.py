@@ -101,7 +101,8 @@ def grouped_dual_gemm(
         choices = (activation, limit, weight_layout)
         return _traced(given, (alpha1, alpha2), row_scale, (offs, masked_m), choices, out, out_dtype, out_global_scale,
                        config, (scale_layout, backend, a_format.name, b_format.name))  # fmt: skip
-    alpha1, alpha2 = (x if x is None else numbers_of(x, a, offs, masked_m) for x in (alpha1, alpha2))
+    alpha1 = numbers_of(alpha1, a, offs, masked_m)
+    alpha2 = numbers_of(alpha2, a, offs, masked_m)
     if out_global_scale is not None:
         out_global_scale = numbers_of(out_global_scale, a, offs, masked_m, is_in_result=True)
     sides: tuple[Any, ...] = (a, b1, b1_scale) if a_scale is None else (a, b1, a_scale, b1_scale)
@@ -113,7 +114,9 @@ def grouped_dual_gemm(
         counts = (counts, more)
     inputs += [x for x in (alpha1, *others, alpha2, out_global_scale) if x is not None]
 
-    absent = tuple(x is None for x in (a_scale, row_scale, alpha1, alpha2, out_global_scale))
+    absent = (
+        a_scale is None, row_scale is None, alpha1 is None, alpha2 is None, out_global_scale is None,
+    )  # fmt: skip
     choices, formats = (activation, limit, weight_layout), (a_format, b_format)
 
     def check() -> tuple[Task, list[torch.Tensor]]:
@@ -131,7 +134,7 @@ def grouped_dual_gemm(
             a, a_scale, a_format, weights, (offs, masked_m), result, *how, row_scale=row_scale
         )
 
-    is_composed = composed_dual.is_composed(a_scale, formats, backend, first_tensor(a, b1).device)
+    is_composed = composed_dual.is_composed(a_scale, formats, backend, a, b1)
     if a_scale is None and config is None and is_list and len(a) == len(b1) == 1:
         is_composed |= composed_dual.dequantizes_first(
             a[0], b1[0], b_format, weight_layout, out_dtype, backend
@@ -239,7 +242,7 @@ def dual_gemm(
         parts = 1 if weight_layout == "separate" else 2
         return products.split_dual_gemm(a, a_scale, weights, a_format, out, out_dtype, scale_layout, parts)
 
-    is_composed = composed_dual.is_composed(a_scale, formats, backend, first_tensor(a, b1).device)
+    is_composed = composed_dual.is_composed(a_scale, formats, backend, a, b1)
     has_batches = isinstance(a, torch.Tensor) and products.num_batches(a) > 1
     if a_scale is None and config is None and not has_batches:
         is_composed |= composed_dual.dequantizes_first(a, b1, b_format, weight_layout, out_dtype, backend)
@@ -263,19 +266,10 @@ def dual_gemm(
 
     order = (a, b1, a_scale, b1_scale, row_scale, alpha1, b2, b2_scale, alpha2, out_global_scale)
     choices = (activation, limit, weight_layout, out_dtype, scale_layout, config, formats, early_weights)
-    settings = ("dual_gemm", *(x is None for x in order), *choices)
+    settings = ("dual_gemm", *[x is None for x in order], *choices)
     inputs = [x for x in order if x is not None]
     outs = call(backend, settings, inputs, flat_outputs([out], out_format is not None), check)
     return one_result(outs, out_format, out_global_scale)
-
-
-def first_tensor(*sides: Any) -> torch.Tensor:
-    """Returns the first tensor among operands that are tensors or lists; an empty CPU tensor where there is none."""
-    for side in sides:
-        for tensor in side if isinstance(side, list | tuple) else (side,):
-            if isinstance(tensor, torch.Tensor):
-                return tensor
-    return torch.empty(0)
 
 
 def _vector(factor: Any) -> Any:

@@ -126,7 +126,7 @@ def grouped_gemm(
         inputs.append(out_global_scale)
 
     formats = a_format, b_format
-    absent = tuple(x is None for x in (a_scale, row_scale, alpha, out_global_scale))
+    absent = a_scale is None, row_scale is None, alpha is None, out_global_scale is None
     settings = ("grouped_gemm", counts, absent, out_dtype, scale_layout, config, formats, early_weights)
 
     def check() -> tuple[Task, list[torch.Tensor]]:
