@@ -1,13 +1,14 @@
 """Lets Python functions that torch calls from inside an operator see the virtual GPU.
 
 A torch mode is off while it handles a call, and also in everything that the call runs: autograd's backward functions
-and hooks, bodies of custom operators, checkpointed functions. These functions enter the mode again. Gradients that
-torch computes in C++ are marked as GPU tensors if their inputs are.
+and hooks, bodies of custom operators, checkpointed functions. These functions enter the mode again, and so do threads
+that the script starts. Gradients that torch computes in C++ are marked as GPU tensors if their inputs are.
 """
 
 import functools
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from threading import Thread
 from typing import Any
 
 import torch
@@ -35,11 +36,12 @@ class Reentry:
 
     @contextmanager
     def in_place(self) -> Iterator[None]:
-        """Context manager in which autograd's engine and registered operators enter the mode."""
+        """Context manager in which autograd's engine, registered operators and new threads enter the mode."""
         with ExitStack() as stack:
             stack.enter_context(replaced(Variable, _execution_engine=_Engine(self)))
             stack.enter_context(replaced(Library, impl=self._library_impl()))
             stack.enter_context(replaced(saved_tensors_hooks, __init__=self._hooks_init()))
+            stack.enter_context(replaced(Thread, start=self._start()))
             yield
 
     def is_on(self) -> bool:
@@ -54,6 +56,16 @@ class Reentry:
         else:
             with self.mode:
                 yield
+
+    def _start(self) -> Callable:
+        """Thread.start of threads that enter the mode, which belongs to one thread."""
+        real = Thread.start
+
+        def start(thread: Thread) -> None:
+            thread.run = self._entering(thread.run)  # type: ignore[method-assign]
+            real(thread)
+
+        return start
 
     def _hooks_init(self) -> Callable:
         """saved_tensors_hooks.__init__, also used by checkpoints, whose hooks enter the mode: operators call them with it off."""

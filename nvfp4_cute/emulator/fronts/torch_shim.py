@@ -8,11 +8,11 @@ GPU:
 - Marked storages are aligned like CUDA allocations, and are the memory that kernels may access.
 - torch.compile returns functions unchanged.
 - Streams run in order, so waits do nothing. Event times are host times, not GPU times.
-- Python functions that torch calls from inside an operator (backward functions, custom operators) see the virtual GPU
-  (torch_reentry).
+- Python functions that torch calls from inside an operator (backward functions, custom operators), and threads that the
+  script starts, see the virtual GPU (torch_reentry).
 - During a graph capture, launches and in-place operations are stored instead of run; a replay runs them.
 
-The mode belongs to the thread that enters it: tensors created by other threads or processes stay on the CPU.
+Tensors created by other processes stay on the CPU.
 """
 
 from collections.abc import Callable, Iterator

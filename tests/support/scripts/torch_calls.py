@@ -1,5 +1,8 @@
 """Calls of torch and the CUDA bindings that scripts make around their kernels. `nvfp4-cute emulate` runs this."""
 
+from concurrent.futures import ThreadPoolExecutor
+from threading import Thread
+
 import checks
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -387,6 +390,21 @@ def check_scaled_grouped_products() -> None:
     )
     expected = torch.cat([a[:2] @ b[0].t() * columns[0], a[2:] @ b[1].t() * columns[1]]) * rows[:, None]
     assert got.cpu().equal(expected)
+
+
+def check_threads() -> None:
+    made = []
+
+    class Own(Thread):
+        def run(self) -> None:
+            made.append(torch.ones(2, device="cuda") + 1)
+
+    own = Own()
+    own.start()
+    own.join()
+    with ThreadPoolExecutor(1) as pool:
+        made.append(pool.submit(torch.ones, 2, device="cuda").result())
+    assert all(map(on_gpu, made)) and made[0].tolist() == [2, 2]
 
 
 def check_accelerator() -> None:
