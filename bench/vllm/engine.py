@@ -70,7 +70,7 @@ class Measured:
         from vllm import LLM
 
         self.record["import_s"] = time.perf_counter() - begun
-        dummy_loader.DummyModelLoader.load_weights = _load_weights  # type: ignore[method-assign]
+        dummy_loader.DummyModelLoader.load_weights = load_weights  # type: ignore[method-assign]
         job = self.job
         folder = make_folder(self.folder / "models" / job.name, job.model, job.scheme, job.config)
         options: dict[str, Any] = dict(
@@ -188,7 +188,7 @@ class Measured:
         return sorted(ours, key=lambda row: -row[2])[:24]
 
 
-def _load_weights(loader: Any, model: torch.nn.Module, config: Any) -> None:
+def load_weights(loader: Any, model: torch.nn.Module, config: Any) -> None:
     """Fills weights, in place of vLLM's loader, with random values whose products neither vanish nor overflow."""
     from vllm.model_executor.model_loader.reload.utils import get_layer_tensors
 

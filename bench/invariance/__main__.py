@@ -1,0 +1,203 @@
+"""Proves batch invariance on this machine's GPU: ``python -m nvfp4_cute.bench.invariance``."""
+
+import argparse
+import json
+import multiprocessing
+import os
+import sys
+import time
+import traceback
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from nvfp4_cute import set_batch_invariant
+from nvfp4_cute.bench.invariance import cost
+from nvfp4_cute.bench.invariance.answers import BATCHES, LONGEST, TOKENS, Runs, random_prompts
+from nvfp4_cute.bench.invariance.draws import SMALL, Found, Sizing, cases, draw
+
+EPILOG = """examples:
+  python -m nvfp4_cute.bench.invariance draws --draws 200 --jobs 8    random batches of every operation, format and form
+  python -m nvfp4_cute.bench.invariance cost                          time in the mode, divided by time without it
+  python -m nvfp4_cute.bench.invariance transformers qwen3-8b 16bit   64 prompts at batch sizes 1, 7 and 32, whole and in chunks
+  python -m nvfp4_cute.bench.invariance vllm qwen3-8b w4a16 on        the same in vLLM; "layers off" and "off" for comparison
+
+Exit code 1 if a bit differs in batch-invariant mode.
+"""
+MODES = ("on", "layers off", "off")
+CASES = tuple((batch, is_chunked) for is_chunked in (False, True) for batch in BATCHES)
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Runs one of the parts. Returns 1 if a bit differs that should not."""
+    parser = argparse.ArgumentParser(
+        prog="python -m nvfp4_cute.bench.invariance", description=__doc__, epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )  # fmt: skip
+    parts = parser.add_subparsers(dest="part", required=True)
+    of_draws = parts.add_parser("draws", help="batches of operations")
+    of_draws.add_argument("--draws", type=int, default=200, help="batches per case")
+    of_draws.add_argument("--jobs", type=int, default=8, help="processes")
+    of_cost = parts.add_parser("cost", help="what the mode costs")
+    of_cost.add_argument(
+        "--after", type=Path, metavar="FILE", help="compile, then wait for this file before timing"
+    )
+    of_cost.add_argument("--jobs", type=int, help="processes that compile")
+    of_transformers = parts.add_parser("transformers", help="a whole model in transformers")
+    of_vllm = parts.add_parser("vllm", help="a whole model in vLLM")
+    for part in (of_transformers, of_vllm):
+        part.add_argument("model", help="name of a config in bench/models/configs, or a folder")
+        part.add_argument("--layers", type=int, help="fewer layers than the model has")
+        part.add_argument("--prompts", type=int, default=64)
+        part.add_argument("--tokens", type=int, default=TOKENS)
+    of_transformers.add_argument("way", help="as random_model takes it, such as 16bit or nvfp4")
+    of_vllm.add_argument("scheme", help="w4a16 or w4a4 for random weights; or checkpoint")
+    of_vllm.add_argument("mode", choices=MODES)
+    of_vllm.add_argument("--eager", action="store_true", help="no CUDA graphs")
+    for part in parts.choices.values():
+        part.add_argument("--out", type=Path, default=Path(), help="folder for the JSON file")
+        part.add_argument("--seconds", type=float, default=3600, help="when to stop")
+        part.add_argument("--device", default="cuda")
+    args = parser.parse_args(argv)
+    args.end = time.monotonic() + args.seconds
+    args.out.mkdir(parents=True, exist_ok=True)
+    return {"draws": run_draws, "cost": run_cost, "transformers": run_transformers, "vllm": run_vllm}[
+        args.part
+    ](args)
+
+
+def run_draws(args: Any) -> int:
+    """Draws batches of all cases in several processes."""
+    count = len(list(cases(args.device, _sizing(args.device))))
+    work = [(number, args.draws, args.device, args.end) for number in range(count)]
+    found: list[Found] = []
+    with multiprocessing.get_context("spawn").Pool(args.jobs) as pool:
+        for one in pool.imap_unordered(_draw, work, chunksize=1):
+            found.append(one)
+            print(
+                f"{one.name}: {one.refused or f'{one.draws} batches, {one.compared} rows, wrong {one.wrong}'}",
+                flush=True,
+            )
+            _write(args.out / "draws.json", [vars(case) for case in found])
+    total = [sum(getattr(case, name) for case in found) for name in ("draws", "compared", "wrong")]
+    empty = sum(not case.draws and not case.refused for case in found)
+    print(
+        f"all: {total[0]} batches, {total[1]} rows, wrong {total[2]}; {empty} of {len(found)} cases were not reached"
+    )
+    return int(total[2] > 0)
+
+
+def _sizing(device: str) -> Sizing:
+    return Sizing() if device == "cuda" else SMALL
+
+
+def _draw(work: tuple[int, int, str, float]) -> Found:
+    """Draws one case; an error becomes one wrong row, with its text."""
+    number, draws, device, end = work
+    make = list(cases(device, _sizing(device)))[number]
+    if time.monotonic() > end:
+        return Found(f"case {number}")
+    try:
+        return draw(make, draws, device, end)
+    except Exception as error:
+        traceback.print_exc()
+        return Found(f"case {number}", wrong=1, refused=f"{type(error).__name__}: {error}"[:300])
+
+
+def run_cost(args: Any) -> int:
+    """Compiles the kernels of all cells, then times them."""
+    begun = time.monotonic()
+    kernels = cost.compile_all(args.device, args.jobs)
+    print(f"{kernels} kernels after {time.monotonic() - begun:.0f} s", flush=True)
+    while args.after and not args.after.exists():
+        time.sleep(0.2)
+    costs: list[cost.Cost] = []
+    for cells in cost.groups_of_cells(args.device):
+        for one in cost.timed(cells, args.end):
+            costs.append(one)
+            print(
+                f"{one.name}, {one.rows} rows, {one.way}: {one.free_us:.1f} -> {one.fixed_us:.1f} us, {one.factor:.2f}",
+                flush=True,
+            )
+        _write(args.out / "cost.json", [vars(one) for one in costs])
+    print(cost.table(costs))
+    return 0
+
+
+def run_transformers(args: Any) -> int:
+    """Answers prompts in and outside of the mode, with one model."""
+    from nvfp4_cute.bench.invariance.packed import PackedModel
+    from nvfp4_cute.bench.models.random_model import config_of, random_model
+
+    config = config_of(args.model)
+    if args.layers:
+        config.num_hidden_layers = args.layers
+    torch.manual_seed(0)
+    begun = time.monotonic()
+    packed = PackedModel(random_model(config, args.way, args.device), LONGEST + args.tokens)
+    print(f"{config.num_hidden_layers} layers, made in {time.monotonic() - begun:.0f} s", flush=True)
+    prompts = random_prompts(config.vocab_size, args.prompts)
+    kept, code = [], 0
+    plan = [("on", CASES[:3]), ("off", CASES[:3]), ("on", CASES[3:][::-1]), ("off", CASES[3:][::-1])]
+    runs = {
+        mode: Runs(f"{Path(args.model).name} {args.way} in transformers, {mode}", prompts)
+        for mode in ("on", "off")
+    }
+    for mode, some in plan:
+        for case in some:
+            if time.monotonic() > args.end:
+                print(f"{runs[mode].name}: no time for {case}", flush=True)
+                continue
+            with set_batch_invariant(mode == "on"), torch.no_grad():
+                begun = time.monotonic()
+                runs[mode].run(
+                    [case], lambda group, is_chunked: packed.answer(group, args.tokens, is_chunked)
+                )
+                print(f"    {mode} {case}: {time.monotonic() - begun:.1f} s", flush=True)
+            kept = [one.as_dict() | {"layers": config.num_hidden_layers} for one in runs.values() if one.runs]
+            _write(args.out / f"transformers_{Path(args.model).name}_{args.way}.json", kept)
+    code = int(runs["on"].differs)
+    return code
+
+
+def run_vllm(args: Any) -> int:
+    """Answers prompts with one engine in one mode."""
+    from nvfp4_cute.bench.invariance.engine import Engine, dummy_options
+    from nvfp4_cute.bench.vllm.folders import make_folder
+
+    if args.scheme == "checkpoint":
+        folder, options = Path(args.model), {}
+    else:
+        changes = {"num_hidden_layers": args.layers} if args.layers else {}
+        folder = make_folder(args.out / f"model_{os.getpid()}", args.model, args.scheme, changes)
+        options = dummy_options()
+    name = f"{Path(args.model).name} {args.scheme} in vLLM, {args.mode}"
+    begun = time.monotonic()
+    engine = Engine(folder, args.mode, options, device=args.device, eager=args.eager, tokens=args.tokens)
+    print(f"{name}: started in {time.monotonic() - begun:.0f} s", flush=True)
+    runs = Runs(name, random_prompts(engine.vocabulary, args.prompts))
+    for case in (*CASES[:3], *CASES[3:][::-1]):
+        if time.monotonic() > args.end:
+            print(f"{name}: no time for {case}", flush=True)
+            continue
+        begun = time.monotonic()
+        runs.run([case], engine.answer)
+        print(f"    {case}: {time.monotonic() - begun:.1f} s", flush=True)
+        _write(
+            args.out / f"vllm_{Path(args.model).name}_{args.scheme}_{args.mode.replace(' ', '_')}.json",
+            runs.as_dict(),
+        )
+    engine.close()
+    return int(args.mode == "on" and runs.differs)
+
+
+def _write(file: Path, value: Any) -> None:
+    file.write_text(json.dumps(value, indent=1))
+
+
+if __name__ == "__main__":
+    code = main()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)  # vLLM's threads would keep the process

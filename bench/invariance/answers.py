@@ -1,0 +1,124 @@
+"""Greedy answers to prompts, and what differs between two sets of them."""
+
+import random
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+NUM_PROMPTS, TOKENS = 64, 16
+BATCHES = (1, 7, 32)
+LONGEST = 160  # tokens of a prompt
+CHUNK = 48  # rows of a step when prompts are computed in chunks
+
+
+@dataclass(frozen=True)
+class Answer:
+    """Tokens that follow a prompt, and the log-probability of each, as Python floats (exact)."""
+
+    tokens: tuple[int, ...]
+    log_probabilities: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class Difference:
+    """What differs between two sets of answers.
+
+    Attributes:
+        prompts: answers with at least one different token or log-probability.
+        tokens: different tokens.
+        log_probabilities: log-probabilities with different bits.
+        compared: number of tokens.
+        largest: largest difference of two log-probabilities of the first tokens of answers, whose prompts are equal.
+    """
+
+    prompts: int
+    tokens: int
+    log_probabilities: int
+    compared: int
+    largest: float
+
+    def __str__(self) -> str:
+        return (
+            f"{self.tokens} tokens and {self.log_probabilities} log-probabilities of {self.compared} differ, "
+            f"in {self.prompts} answers; first tokens by at most {self.largest:.2g}"
+        )
+
+
+def difference(one: Sequence[Answer], other: Sequence[Answer]) -> Difference:
+    """Compares two sets of answers to the same prompts, bit for bit.
+
+    Raises:
+        ValueError: there are more answers, or longer ones, in one of the sets.
+    """
+    pairs = list(zip(one, other, strict=True))
+    if any(len(a.tokens) != len(b.tokens) for a, b in pairs):
+        raise ValueError("answers to a prompt have different lengths; ignore the end-of-text token")
+    count = lambda name: sum(
+        x != y for a, b in pairs for x, y in zip(getattr(a, name), getattr(b, name), strict=True)
+    )
+    return Difference(
+        prompts=sum(a != b for a, b in pairs),
+        tokens=count("tokens"),
+        log_probabilities=count("log_probabilities"),
+        compared=sum(len(a.tokens) for a, _ in pairs),
+        largest=max((abs(a.log_probabilities[0] - b.log_probabilities[0]) for a, b in pairs), default=0.0),
+    )
+
+
+def random_prompts(vocabulary: int, count: int = NUM_PROMPTS, longest: int = LONGEST) -> list[list[int]]:
+    """Returns prompts of 1 to ``longest`` random tokens."""
+    rng = random.Random(0)
+    return [[rng.randrange(3, vocabulary) for _ in range(int(longest ** rng.random()))] for _ in range(count)]
+
+
+@dataclass
+class Runs:
+    """Answers of one model in one mode, by batch size and by whether prompts were computed in chunks.
+
+    Attributes:
+        name: of the model and mode.
+        prompts: prompts that every run answers.
+        runs: (batch, is chunked) -> answers.
+    """
+
+    name: str
+    prompts: list[list[int]]
+    runs: dict[tuple[int, bool], list[Answer]] = field(default_factory=dict)
+
+    def run(
+        self, cases: Iterable[tuple[int, bool]], answer: Callable[[list[list[int]], bool], list[Answer]]
+    ) -> None:
+        """Answers all prompts in groups of every batch size, and prints what differs from the first run.
+
+        Args:
+            cases: (batch, is chunked).
+            answer: answers a batch of prompts, in chunks or not.
+        """
+        for batch, is_chunked in cases:
+            groups = [self.prompts[i : i + batch] for i in range(0, len(self.prompts), batch)]
+            found = [one for group in groups for one in answer(group, is_chunked)]
+            self.runs[batch, is_chunked] = found
+            first = next(iter(self.runs.values()))
+            if found is not first:
+                how = f"batch {batch}{', in chunks' if is_chunked else ''}"
+                print(f"{self.name}, {how}: {difference(first, found)}", flush=True)
+
+    @property
+    def differs(self) -> bool:
+        """Whether an answer differs between two runs."""
+        first = next(iter(self.runs.values()), [])
+        return any(difference(first, found).prompts for found in self.runs.values())
+
+    def as_dict(self) -> dict[str, Any]:
+        """Returns the differences from the first run for JSON."""
+        first = next(iter(self.runs.values()), [])
+        return {
+            "name": self.name,
+            "prompts": len(self.prompts),
+            "runs": {
+                f"{batch}{' in chunks' if is_chunked else ''}": vars(difference(first, found))
+                for (batch, is_chunked), found in self.runs.items()
+            },
+            "tokens": [answer.tokens for answer in first],
+            "log_probabilities": [answer.log_probabilities for answer in first],
+        }
