@@ -119,6 +119,11 @@ def with_variables(values: dict[str, str]) -> dict[str, str]:
     return {**os.environ, **values}
 
 
+def set_for_engine(values: dict[str, str]) -> None:
+    """Sets variables that another library of this process reads, such as vLLM. Call it before the library is imported."""
+    os.environ.update(values)
+
+
 def disable_torch_caching() -> None:
     """Gives every CUDA tensor of this process its own allocation. Call it before torch makes the first one."""
     os.environ["PYTORCH_NO_CUDA_MEMORY_CACHING"] = "1"

@@ -78,8 +78,10 @@ PYTEST_PLUGINS = {"cli.pytest_plugin"}
 INTEGRATIONS = {
     "models.transformers": {"transformers"},
     "bench.validation.triton_kernel": {"triton"},
+    "bench.invariance.engine": {"vllm"},
     "bench.vllm.engine": {"vllm"},
     "bench.vllm.folders": {"tokenizers"},
+    "bench.vllm.hybrid": {"vllm"},
     "bench.vllm.serve": {"openai"},
     "competition.trace.native": {"tvm_ffi"},
     "bench.foreign.cutlass_grouped": {"blackwell"},

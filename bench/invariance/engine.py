@@ -1,11 +1,10 @@
 """Answers of vLLM, in one process with one engine, by batch size and by whether prompts are computed in chunks."""
 
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from nvfp4_cute import set_batch_invariant
+from nvfp4_cute import env, set_batch_invariant
 from nvfp4_cute.bench.invariance.answers import BATCHES, CHUNK, LONGEST, TOKENS, Answer
 
 Mode = Literal["on", "layers off", "off"]
@@ -40,10 +39,17 @@ class Engine:
         eager: bool = False,
         tokens: int = TOKENS,
     ):
-        os.environ.update(
-            {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1"}
+        env.set_for_engine(
+            {
+                "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+                "VLLM_NO_USAGE_STATS": "1",
+                "HF_HUB_OFFLINE": "1",
+                "VLLM_CPU_KVCACHE_SPACE": "1",
+                "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+                "VLLM_PLUGINS": "nvfp4_cute",
+                "VLLM_BATCH_INVARIANT": str(int(mode != "off")),
+            }  # fmt: skip
         )
-        os.environ["VLLM_BATCH_INVARIANT"] = str(int(mode != "off"))
         from vllm import LLM
         from vllm.plugins import load_general_plugins
 

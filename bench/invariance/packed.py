@@ -19,7 +19,7 @@ class FixedRows(torch.nn.Module):
     """Computes a module in blocks of ``LAYER_ROWS`` rows; the last block is filled up with zeros.
 
     Args:
-        module: takes one tensor [1, T, ...] or [T, ...]. Returns a tensor, or a tuple of tensors, with as many rows.
+        module: takes one tensor [1, T, ...] or [T, ...]. Returns a tensor, or a tuple of tensors, with T rows.
     """
 
     def __init__(self, module: torch.nn.Module):

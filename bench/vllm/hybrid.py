@@ -16,6 +16,8 @@ from typing import Any
 
 import torch
 
+from nvfp4_cute import env
+
 LAYOUTS = ("modelopt", "compressed-tensors")
 BLOCKS = ("mamba", "attention", "moe", "mamba", "moe")
 # vLLM on the CPU refuses experts without a gate, which Nemotron-H has.
@@ -50,20 +52,15 @@ def make_hybrid(folder: Path, blocks: tuple[str, ...] = BLOCKS, **changes: Any) 
 
 
 def quantize_hybrid(source: Path, folder: Path, layout: str) -> Path:
-    """Quantizes by type of layer, as ``nvfp4-cute quantize --recipe nemotron`` does; returns ``folder``."""
-    from nvfp4_cute.cli import main as command
-
-    done = command(
-        ["quantize", str(source), "--out", str(folder), "--recipe", "nemotron", "--layout", layout]
-    )
-    if done:
-        raise RuntimeError(f"nvfp4-cute quantize ended with {done}")
+    """Quantizes by type of layer, with ``nvfp4-cute quantize --recipe nemotron``; returns ``folder``."""
+    command = ["quantize", str(source), "--out", str(folder), "--recipe", "nemotron", "--layout", layout]
+    subprocess.run([sys.executable, "-m", "nvfp4_cute", *command], check=True)
     return folder
 
 
 def served(folder: Path, device: str) -> dict[str, Any]:
     """Returns vLLM's greedy tokens after ``PROMPTS``, and the class that computes each kind of layer."""
-    os.environ.update({
+    env.set_for_engine({
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_PLUGINS": "nvfp4_cute", "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1",
         "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind",
     })  # fmt: skip
