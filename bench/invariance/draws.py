@@ -13,9 +13,9 @@ from typing import Any
 import torch
 
 from nvfp4_cute import (
+    ActivationFormat,
     GateUp,
     QuantizedLinear,
-    Rows,
     UnsupportedProblem,
     dual_gemm,
     gemm,
@@ -224,10 +224,10 @@ def layer(rows: str, device: str, sizing: Sizing, backend: str = "auto") -> Case
     )
     logits = torch.randn(POOL, experts, generator=torch.Generator(device).manual_seed(4), device=device)
     x, (ids, weights) = normal(device, 1, POOL, hidden), route(logits, sizing.top_k, backend=backend)
-    how: Any = Rows("nvfp4", "per_row") if rows == "per_row" else rows
+    how: Any = ActivationFormat("nvfp4", "per_row") if rows == "per_row" else rows
 
     def run(index: torch.Tensor, _: Sizes) -> torch.Tensor:
-        return moe(x[index], ids[index], weights[index], w13, w2, rows=how, backend=backend)
+        return moe(x[index], ids[index], weights[index], w13, w2, activations=how, backend=backend)
 
     return Case(f"moe, {rows} rows", run, most=sizing.rows)
 
