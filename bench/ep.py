@@ -37,15 +37,17 @@ import torch
 import torch.distributed as dist
 from tqdm import tqdm
 
-from nvfp4_cute import Placement, private_api, route
+from nvfp4_cute import ActivationFormat, Experts, Parallel, Placement, private_api, route
+from nvfp4_cute.activation import SILU
 from nvfp4_cute.bench import provenance
 from nvfp4_cute.bench.moe import MODELS, Model, make_weights
 from nvfp4_cute.experts import dispatch, parallel, push
 from nvfp4_cute.experts.combine import finalize
 from nvfp4_cute.experts.dispatch import Routes, RowLayout
 from nvfp4_cute.experts.exchange import gather, send_rows
-from nvfp4_cute.experts.layer import moe
+from nvfp4_cute.experts.moe import moe
 from nvfp4_cute.experts.products import LocalExperts
+from nvfp4_cute.experts.records import LayerOfExperts
 from nvfp4_cute.experts.symmetric import BufferLayout, buffers_of
 from nvfp4_cute.experts.weights import ExpertWeights
 from nvfp4_cute.nn.moe import MoE
@@ -142,24 +144,19 @@ class Part:
         pick = lambda data, scale: ExpertWeights(
             data[held], scale.view(torch.uint8)[held].view(scale.dtype), None
         )
-        self.w13, self.w2 = pick(layer.w13, layer.w13_scale), pick(layer.w2, layer.w2_scale)
-        self.alpha13, self.alpha2 = layer.alpha13[0][held], layer.alpha2[held]
+        self.w13 = Experts(pick(layer.w13, layer.w13_scale), alpha=layer.alpha13[0][held])
+        self.w2 = Experts(pick(layer.w2, layer.w2_scale), alpha=layer.alpha2[held])
 
     def layer(self, x, ids, weights, capacity: int | None) -> torch.Tensor:
         """Computes the layer over all ranks."""
-        return moe(
-            x, ids, weights, self.w13, self.w2, alpha13=self.alpha13, alpha2=self.alpha2, group=dist.group.WORLD,
-            placement=self.placement, capacity=capacity,
-        )  # fmt: skip
+        parallel = Parallel(dist.group.WORLD, capacity, self.placement)
+        return moe(x, ids, weights, self.w13, self.w2, activations="nvfp4", parallel=parallel)
 
     @cached_property
     def experts(self) -> LocalExperts:
         """Returns the local experts, in the form that ``moe`` checks."""
         x = torch.empty((0, self.model.hidden), dtype=torch.bfloat16, device=DEVICE)
-        return LocalExperts.of(
-            x, self.w13, self.w2, activation="silu", limit=None, weight_layout="concatenated", input_scale=None,
-            hidden_scale=None, alpha13=self.alpha13, alpha2=self.alpha2, bias13=None,
-        )  # fmt: skip
+        return LocalExperts.of(x, LayerOfExperts(self.w13, self.w2, SILU, ActivationFormat("nvfp4")))
 
     def rows(self, data, scale, ids, order) -> torch.Tensor:
         """Computes both products."""

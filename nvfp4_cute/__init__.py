@@ -19,11 +19,11 @@ if TYPE_CHECKING:
     from nvfp4_cute.errors import RankError as RankError
     from nvfp4_cute.errors import UnsupportedProblem as UnsupportedProblem
     from nvfp4_cute.errors import UnsupportedTarget as UnsupportedTarget
-    from nvfp4_cute.experts.moe import ActivationFormat as ActivationFormat
-    from nvfp4_cute.experts.moe import Experts as Experts
-    from nvfp4_cute.experts.moe import Parallel as Parallel
     from nvfp4_cute.experts.moe import moe as moe
     from nvfp4_cute.experts.placement import Placement as Placement
+    from nvfp4_cute.experts.records import ActivationFormat as ActivationFormat
+    from nvfp4_cute.experts.records import Experts as Experts
+    from nvfp4_cute.experts.records import Parallel as Parallel
     from nvfp4_cute.experts.routing import route as route
     from nvfp4_cute.formats.block_format import BlockFormat as BlockFormat
     from nvfp4_cute.formats.block_format import int4_format as int4_format
@@ -75,13 +75,13 @@ INT8: "BlockFormat"
 # Public name -> its module. The imports above repeat this for type checkers.
 _MODULES = {
     "Activation": "activation",
-    "ActivationFormat": "experts.moe",
+    "ActivationFormat": "experts.records",
     "BlockFormat": "formats.block_format",
     "BlockScaledTensor": "formats.block_scaled",
     "CacheError": "errors",
     "ConfigError": "errors",
     "EmulatorError": "errors",
-    "Experts": "experts.moe",
+    "Experts": "experts.records",
     "FP8_128x128": "formats.block_format",
     "FP8_1x128": "formats.block_format",
     "GateUp": "ops.options",
@@ -100,7 +100,7 @@ _MODULES = {
     "NVFP4": "formats.block_format",
     "NVFP4Tensor": "formats.block_scaled",
     "Options": "ops.options",
-    "Parallel": "experts.moe",
+    "Parallel": "experts.records",
     "PersistentMLP": "nn.persistent_mlp",
     "UnsupportedProblem": "errors",
     "UnsupportedTarget": "errors",

@@ -6,7 +6,6 @@ Consecutive calls are remembered together (``chain``). The next time, one compar
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import is_dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -152,7 +151,7 @@ def _settings(arguments: Iterable[Any], tensors: list[torch.Tensor]) -> tuple[An
                 argument = torch.Tensor
             elif isinstance(argument, tuple):
                 argument = _settings(argument, tensors)
-            elif is_dataclass(kind):
+            elif hasattr(kind, "__dataclass_fields__"):  # without the Python calls of is_dataclass
                 argument = kind, _settings(vars(argument).values(), tensors)
         settings.append(argument)
     return tuple(settings)

@@ -129,7 +129,7 @@ def with_row_scales(activations: str) -> Any:
 
 
 def kind_of_rows(activations: str, input_scale: Any) -> tuple[Any, Any]:
-    """Returns ``activations`` and ``input_scale`` for ``layer.moe``, where "per_row" is part of the name of ``activations``."""
+    """Returns the name of rows and their global scale inside a layer, where "per_row" is part of the name."""
     if isinstance(input_scale, str):
         checks.check_choice("input_scale", input_scale, (PER_ROW,))
         return with_row_scales(activations), None

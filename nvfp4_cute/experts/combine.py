@@ -82,29 +82,9 @@ def finalize(
     check_overlap({"out": out}, {"h": h, "rows": rows, "weights": weights} | checks.given(bias=bias))
     if shared is not None and shared.data_ptr() != out.data_ptr():
         check_overlap({"out": out}, {"shared": shared})
-    add_up(h, rows, weights, shared, bias, ids, first_expert, inbox, out, backend)
+    waits, ids = fields_of(inbox), None if bias is None else ids
+    run(backend, FinalizeTask(h, rows, weights, out, shared, bias, ids, *waits, first_expert))
     return out
-
-
-def add_up(
-    h,
-    rows,
-    weights,
-    shared,
-    bias,
-    ids,
-    first_expert,
-    inbox: Inbox | None,
-    out,
-    backend: str,
-    experts: int | None = None,
-) -> None:
-    """Runs ``finalize`` on checked operands. experts: number of local experts of routed rows, without ``rows``."""
-    ids = None if bias is None and experts is None else ids
-    run(
-        backend,
-        FinalizeTask(h, rows, weights, shared, bias, ids, *fields_of(inbox), out, first_expert, experts),
-    )
 
 
 def check_call(
@@ -170,8 +150,8 @@ def _check_tokens(name: str, tensor: torch.Tensor, dtype: torch.dtype, length: i
 class FinalizeTask(TableTask):
     """Checked operands of ``finalize``.
 
-    ``host_fault``, ``header`` and ``wait`` are set in a launch that waits for other ranks. For routed rows ``experts`` is
-    the number of local experts, and ``rows`` is None: choice c of all has row c.
+    ``ids`` are set with a bias or for routed rows. ``host_fault``, ``header`` and ``wait`` are set in a launch that waits for
+    other ranks. For routed rows ``experts`` is the number of local experts, and ``rows`` is None: choice c of all has row c.
     """
 
     columns = Finalize
@@ -179,14 +159,14 @@ class FinalizeTask(TableTask):
     h: torch.Tensor
     rows: torch.Tensor | None
     weights: torch.Tensor
-    shared: torch.Tensor | None
-    bias: torch.Tensor | None
-    ids: torch.Tensor | None
-    host_fault: torch.Tensor | None
-    header: torch.Tensor | None
-    wait: Wait | None
     y: torch.Tensor
-    first_expert: int
+    shared: torch.Tensor | None = None
+    bias: torch.Tensor | None = None
+    ids: torch.Tensor | None = None
+    host_fault: torch.Tensor | None = None
+    header: torch.Tensor | None = None
+    wait: Wait | None = None
+    first_expert: int = 0
     experts: int | None = None
 
     @property

@@ -1,12 +1,14 @@
 """Router weights that multiply tokens before the first product of a layer of experts, as in Llama-4."""
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 
 from nvfp4_cute import private_api
 from nvfp4_cute.experts.checks import check_tokens
 from nvfp4_cute.experts.combine import check_addends
+from nvfp4_cute.experts.records import Parallel
 from nvfp4_cute.operands import rules as checks
 
 
@@ -16,7 +18,7 @@ def moe_of_weighted_tokens(
     ids: torch.Tensor,
     weights: torch.Tensor,
     shared: torch.Tensor | None,
-    capacity: int | None,
+    parallel: Parallel | None,
 ) -> torch.Tensor:
     """Computes ``y[t] = sum over k of expert_e(weights[t, k] * x[t])`` with ``e = ids[t, k]``, plus ``shared``.
 
@@ -24,8 +26,8 @@ def moe_of_weighted_tokens(
     several tokens with one expert each, whose results are added in float32.
 
     Args:
-        run: ``moe`` as a function of x, ids, weights, shared and capacity.
-        x, ids, weights, shared, capacity: see ``moe``.
+        run: ``moe`` as a function of x, ids, weights, shared and parallel.
+        x, ids, weights, shared, parallel: see ``moe``.
 
     Returns:
         [T, H] in the dtype of x.
@@ -41,8 +43,10 @@ def moe_of_weighted_tokens(
     rows = (x.unsqueeze(1) * weights.unsqueeze(2).to(x.dtype)).flatten(0, 1)
     ones = torch.ones_like(weights)
     if top_k == 1:
-        return run(rows, ids, ones, shared, capacity)
-    every = None if capacity is None else capacity * top_k
+        return run(rows, ids, ones, shared, parallel)
+    every = parallel
+    if parallel is not None and parallel.capacity is not None:
+        every = replace(parallel, capacity=parallel.capacity * top_k)
     y = run(rows, ids.reshape(-1, 1), ones.reshape(-1, 1), None, every).view(tokens, top_k, -1)
     total = y.sum(1, dtype=torch.float32)
     return (total if shared is None else total + shared).to(x.dtype)

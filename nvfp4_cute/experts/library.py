@@ -69,10 +69,12 @@ def moe(
     backend: str,
 ) -> torch.Tensor:
     """Runs ``nvfp4_cute.moe``; w13 and w2 are data and scale each."""
-    from nvfp4_cute.experts.layer import moe as eager
+    from nvfp4_cute.activation import activation_of
+    from nvfp4_cute.experts.moe import compute
+    from nvfp4_cute.experts.records import ActivationFormat, Experts, LayerOfExperts
     from nvfp4_cute.experts.weights import ExpertWeights
 
-    run: Operation = eager
+    literal: Any = weight_layout, activations
     same = gate_alpha is up_alpha or (
         gate_alpha is not None and up_alpha is not None and gate_alpha.data_ptr() == up_alpha.data_ptr()
     )
@@ -80,12 +82,16 @@ def moe(
         ExpertWeights(data, scale, None, format_named(name))
         for (data, scale), name in ((w13, w13_format), (w2, w2_format))
     )
-    return run(
-        x, ids, weights, first, second,
-        activations=activations, activation=activation, limit=limit, weight_layout=weight_layout, input_scale=input_scale,
-        hidden_scale=hidden_scale, alpha13=(gate_alpha, gate_alpha if same else up_alpha), alpha2=alpha2, bias13=bias13,
-        bias2=bias2, shared=shared, first_expert=first_expert, backend=backend,
-    )  # fmt: skip
+    alpha13: Any = gate_alpha, gate_alpha if same else up_alpha
+    layer = LayerOfExperts(
+        Experts(first, literal[0], bias13, alpha13),
+        Experts(second, "none", bias2, alpha2),
+        activation_of(activation, limit),
+        ActivationFormat(literal[1], input_scale, hidden_scale),
+        first_expert,
+        backend,
+    )
+    return compute(layer, x, ids, weights, shared, None)
 
 
 @moe.register_fake

@@ -1,89 +1,35 @@
-"""``moe``: a whole layer of experts, and the records that describe its weights, rows and ranks."""
+"""``moe``: a whole layer of experts."""
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from dataclasses import replace
+from typing import Any
 
 import torch
+import torch.distributed as dist
 
+from nvfp4_cute import private_api
 from nvfp4_cute.activation import SILU, Activation, activation_of
-from nvfp4_cute.experts.checks import kind_of_rows
+from nvfp4_cute.backends.calls import chain, run
+from nvfp4_cute.experts import routed
+from nvfp4_cute.experts.combine import FinalizeTask, check_call
+from nvfp4_cute.experts.gather import gather_as, gather_quantize_rows
 from nvfp4_cute.experts.input_weights import moe_of_weighted_tokens
-from nvfp4_cute.experts.layer import moe as moe_of_parts
-from nvfp4_cute.experts.placement import Placement
-from nvfp4_cute.experts.products import Activations, ExpertLayout
-from nvfp4_cute.experts.weights import ExpertWeights
+from nvfp4_cute.experts.parallel import moe_over_ranks
+from nvfp4_cute.experts.products import LocalExperts
+from nvfp4_cute.experts.records import (
+    ActivationFormat,
+    Activations,
+    Experts,
+    LayerOfExperts,
+    Parallel,
+    Weights,
+)
+from nvfp4_cute.experts.tensor_parallel import add_shares
 from nvfp4_cute.formats.block_format import MXFP4_FP8, NVFP4, BlockFormat, FP8_128x128
-from nvfp4_cute.formats.block_scaled import BlockScaledTensor
 
-if TYPE_CHECKING:
-    from torch.distributed import ProcessGroup
-
-Weights = BlockScaledTensor | ExpertWeights
 # Formats of rows that "auto" selects, by the format of the weights. Rows of other weights keep 16 bits.
 USUAL_ROWS: dict[BlockFormat, Activations] = {NVFP4: "nvfp4", MXFP4_FP8: "fp8_1xk"}
 # Formats of rows that "fp8" stands for.
 FP8_ROWS: dict[BlockFormat, Activations] = {FP8_128x128: "fp8_1x128", MXFP4_FP8: "fp8_1xk"}
-
-
-@dataclass(frozen=True, eq=False)
-class Experts:
-    """Weights of one projection of all experts, with their layout, biases and factors.
-
-    Attributes:
-        weight: [E, N, K].
-        layout: order of the first projection's rows: "concatenated" [gate; up], "interleaved" with alternating rows, "none"
-            without a gate, or an interleaved layout of :class:`nvfp4_cute.GateUp`.
-        bias: [E, N] in the dtype of x.
-        alpha: factors of the product, float32 [E]; for the first projection also a pair, for gate and up. None computes them
-            from global scales. If the rows also have a global scale, torch multiplies the two in small launches.
-    """
-
-    weight: Weights
-    layout: ExpertLayout = "concatenated"
-    bias: torch.Tensor | None = None
-    alpha: torch.Tensor | tuple[torch.Tensor, torch.Tensor] | None = None
-
-
-@dataclass(frozen=True, eq=False)
-class ActivationFormat:
-    """Format of the rows of both products, and where router weights multiply.
-
-    Attributes:
-        format: "nvfp4", "mxfp4", "mxfp8_e4m3", "mxfp8_e5m2", "fp8_1x128" (with weights in FP8_128x128), "fp8_1xk" (with those
-            of ``mxfp4_for_fp8``), "int8" (with INT8), or "16bit" for rows that stay in x's dtype (W4A16, sm_80 and newer).
-        input_scale: calibrated global scale of x (NVFP4): float32 with one element, or [E]. "per_row": every row of both products
-            has its own, found by the launches that quantize; nothing is calibrated, and rows are independent of each other.
-        hidden_scale: calibrated global scale of the rows between both products; None with "per_row".
-        weight_on_input: whether router weights multiply tokens before the first product (Llama-4) instead of results after the
-            second one. The weighted tokens are rounded to the dtype of x.
-    """
-
-    format: Activations = "nvfp4"
-    input_scale: torch.Tensor | Literal["per_row"] | None = None
-    hidden_scale: torch.Tensor | None = None
-    weight_on_input: bool = False
-
-
-@dataclass(frozen=True, eq=False)
-class Parallel:
-    """How a layer of experts is divided over ranks.
-
-    Attributes:
-        group: a ``torch.distributed.ProcessGroup``. Each rank passes its own tokens, its own experts, ids of all experts, and
-            the second projection's bias of all experts. All ranks make the same calls. None: this process computes alone.
-        capacity: largest number of tokens per rank in any call. Nothing then waits for the device, and a CUDA graph can capture
-            the layer after one call without it. None exchanges sizes first, for which the host waits.
-        placement: which ranks hold which experts; None for equal shares, in order.
-        divide: "experts"; or "tensor": every rank has the same tokens and a share of the width of every expert
-            (``experts.tensor_parallel.shard``), and the results are added in float32.
-        first_expert: without a group: id of the first local expert.
-    """
-
-    group: "ProcessGroup | None" = None
-    capacity: int | None = None
-    placement: Placement | None = None
-    divide: Literal["experts", "tensor"] = "experts"
-    first_expert: int = 0
 
 
 def moe(
@@ -132,22 +78,101 @@ def moe(
         UnsupportedTarget: the GPU has no kernel.
         RankError: another rank refused its operands, passed other sizes, or did not call within the group's timeout.
     """
+    if parallel is not None and not isinstance(parallel, Parallel):
+        raise TypeError(f"parallel={parallel!r} is not a Parallel; pass nvfp4_cute.Parallel(group)")
     first, second = (w if isinstance(w, Experts) else Experts(w) for w in (w13, w2))
-    act, ranks = activation_of(activation), parallel if parallel is not None else Parallel()
-    if not isinstance(ranks, Parallel):
-        raise TypeError(f"parallel={ranks!r} is not a Parallel; pass nvfp4_cute.Parallel(group)")
-    how = _format_of(activations, first.weight)
-    kind, input_scale = kind_of_rows(how.format, how.input_scale)
-    if isinstance(second.alpha, tuple):
-        raise TypeError("w2.alpha is a tuple; the second product has one factor per expert")
-    run = lambda x, ids, weights, shared, capacity: moe_of_parts(
-        x, ids, weights, first.weight, second.weight, activations=kind, activation=act.function, limit=act.limit,
-        weight_layout=first.layout, input_scale=input_scale, hidden_scale=how.hidden_scale, alpha13=first.alpha,
-        alpha2=second.alpha, bias13=first.bias, bias2=second.bias, shared=shared, first_expert=ranks.first_expert,
-        group=ranks.group, placement=ranks.placement, capacity=capacity, parallel=ranks.divide, backend=backend,
+    act, format = activation_of(activation), _format_of(activations, first.weight)
+    layer = LayerOfExperts(
+        first, second, act, format, 0 if parallel is None else parallel.first_expert, backend
+    )
+    return compute(layer, x, topk_ids, topk_weights, shared, parallel)
+
+
+def compute(
+    layer: LayerOfExperts,
+    x: torch.Tensor,
+    ids: torch.Tensor,
+    weights: torch.Tensor,
+    shared: torch.Tensor | None,
+    parallel: Parallel | None,
+) -> torch.Tensor:
+    """Computes a layer that is described by records; arguments and errors are those of ``moe``.
+
+    Rounding happens four times: rows to their format twice, the second product's rows to ``x``'s dtype, and the result. A
+    ``grouped_gemm`` and ``activate_quantize`` replace ``grouped_dual_gemm`` with biases, without a gate, or where it cannot read
+    the weights' rows. (On sm_90a a product may dequantize its rows in a launch of its own.) torch allocates buffers for T * k
+    rows.
+
+    8-bit hidden rows take a launch of their own after the activation, unless the first product quantizes them ("fp8_1x128" on
+    GPUs whose dual kernel can). Before it, they are in float32 if ``grouped_dual_gemm`` computed them for "fp8_1x128" or "int8",
+    otherwise in ``x``'s dtype. With "fp8_1x128", another launch after ``gather`` quantizes the first rows; ``gather_quantize``
+    does so for "fp8_1xk" and "int8".
+    """
+    if layer.activations.weight_on_input:
+        plain = layer._replace(activations=replace(layer.activations, weight_on_input=False))
+        return moe_of_weighted_tokens(
+            lambda *arguments: compute(plain, *arguments), x, ids, weights, shared, parallel
+        )
+    if parallel is not None and parallel.group is not None:
+        return _over_group(layer, x, ids, weights, shared, parallel)
+    if not private_api.is_traced():
+        return chain(layer.backend, _compute, layer, x, ids, weights, shared)
+    experts, w13, w2 = LocalExperts.of(x, layer), layer.w13, layer.w2
+    first, second = w13.weight, w2.weight
+    return torch.ops.nvfp4_cute.moe(  # the custom op (experts.library) that a traced graph keeps
+        x, ids, weights, [first.data, first.scale], [second.data, second.scale], first.format.name, second.format.name,
+        experts.activations, experts.activation, experts.limit, w13.layout, experts.input_scale, experts.hidden_scale,
+        experts.gate_alpha, experts.up_alpha, experts.alpha2, w13.bias, w2.bias, shared, layer.first_expert, layer.backend,
     )  # fmt: skip
-    given = (x, topk_ids, topk_weights, shared, ranks.capacity)
-    return moe_of_weighted_tokens(run, *given) if how.weight_on_input else run(*given)
+
+
+def _compute(
+    layer: LayerOfExperts,
+    x: torch.Tensor,
+    ids: torch.Tensor,
+    weights: torch.Tensor,
+    shared: torch.Tensor | None,
+) -> torch.Tensor:
+    """Computes the layer in one process."""
+    experts, bias = LocalExperts.of(x, layer), layer.w2.bias
+    check_call(x, ids, weights, shared, bias, experts.count)
+    where: Any = {"first_expert": layer.first_expert, "backend": layer.backend}
+    sum_of: Any = {"shared": shared, "bias": bias, "first_expert": layer.first_expert}
+    y = torch.empty_like(x, memory_format=torch.contiguous_format)
+    if routed.takes(experts, ids):
+        down = routed.rows(experts, x, ids, **where)
+        run(layer.backend, FinalizeTask(down, None, weights, y, ids=ids, experts=experts.count, **sum_of))
+        return y
+    row_scale: torch.Tensor | None = None
+    scale: torch.Tensor | None
+    format = experts.row_format
+    if experts.scales_rows and format is not None:
+        data, scale, row_scale, order = gather_quantize_rows(x, ids, experts.count, format=format, **where)
+    else:
+        data, scale, order = gather_as(format, x, ids, experts.count, experts.input_scale, **where)
+    down = experts.rows(data, scale, ids, order, dtype=x.dtype, row_scale=row_scale, **where)
+    run(
+        layer.backend, FinalizeTask(down, order.rows, weights, y, ids=None if bias is None else ids, **sum_of)
+    )
+    return y
+
+
+@torch.compiler.disable
+def _over_group(
+    layer: LayerOfExperts,
+    x: torch.Tensor,
+    ids: torch.Tensor,
+    weights: torch.Tensor,
+    shared: torch.Tensor | None,
+    parallel: Parallel,
+) -> torch.Tensor:
+    """Computes the layer together with the other ranks."""
+    group = parallel.group
+    if parallel.divide == "experts" or group is None:
+        return moe_over_ranks(layer, x, ids, weights, shared, parallel)
+    if dist.get_rank(group):  # the first rank adds what is added once
+        layer, shared = layer._replace(w2=replace(layer.w2, bias=None)), None
+    return add_shares(lambda: compute(layer, x, ids, weights, shared, None), x, ids, layer.w2.weight, group)
 
 
 def _format_of(activations: ActivationFormat | str, weight: Weights) -> ActivationFormat:

@@ -18,23 +18,25 @@ sizes. If the checksums differ, all ranks exchange the reasons and raise.
 
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, get_args
+from typing import get_args
 from weakref import WeakKeyDictionary
 
 import torch
 import torch.distributed as dist
 
+from nvfp4_cute.backends.calls import run
 from nvfp4_cute.errors import RankError, UnsupportedTarget
 from nvfp4_cute.experts import dispatch, push
 from nvfp4_cute.experts.board import exchange
 from nvfp4_cute.experts.checks import check_row_pitch
-from nvfp4_cute.experts.combine import add_up, check_call
+from nvfp4_cute.experts.combine import FinalizeTask, check_call
 from nvfp4_cute.experts.dispatch import Routes, RowLayout
 from nvfp4_cute.experts.exchange import agree, gather, send_rows
 from nvfp4_cute.experts.permutation import Permutation, permute
 from nvfp4_cute.experts.placement import Placement
-from nvfp4_cute.experts.products import Activations, LocalExperts
-from nvfp4_cute.experts.signals import Inbox
+from nvfp4_cute.experts.products import LocalExperts
+from nvfp4_cute.experts.records import Activations, LayerOfExperts, Parallel
+from nvfp4_cute.experts.signals import Inbox, fields_of
 from nvfp4_cute.experts.symmetric import BufferLayout, PeerBuffers, buffers_of
 from nvfp4_cute.formats.block_format import NVFP4
 
@@ -104,7 +106,6 @@ class Call:
     experts: LocalExperts
     ranks: Ranks
     layout: RowLayout
-    input_scale: torch.Tensor | None
     bias2: torch.Tensor | None
     backend: str
 
@@ -132,7 +133,7 @@ class Call:
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Makes the rows to send and, with a capacity, the positions of returning results; see ``dispatch.pack``."""
         return dispatch.pack(
-            x, routes, self.layout, self.input_scale, count, self.ranks.capacity, self.backend
+            x, routes, self.layout, self.experts.input_scale, count, self.ranks.capacity, self.backend
         )
 
     def compute(self, rows: torch.Tensor, count: int | None) -> torch.Tensor:
@@ -143,7 +144,14 @@ class Call:
             return rows.new_zeros((results, layout.hidden * layout.dtype.itemsize)).view(layout.dtype)
         ids = layout.ids(rows).contiguous()
         data, scale, order = dispatch.unpack(
-            rows, ids, layout, experts.count, self.input_scale, count, self.backend, format=experts.row_format
+            rows,
+            ids,
+            layout,
+            experts.count,
+            self.experts.input_scale,
+            count,
+            self.backend,
+            format=experts.row_format,
         )
         down = self.rows(data, scale, ids, order)
         return dispatch.collect(down, ids, order, count, self.backend)
@@ -169,14 +177,14 @@ class Call:
 
     def send(self, buffers: PeerBuffers, x: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
         """Stores this rank's tokens into the buffers of other ranks; see ``push.send``."""
-        return push.send(x, ids, self.ranks.placement, buffers, self.input_scale, self.backend)
+        return push.send(x, ids, self.ranks.placement, buffers, self.experts.input_scale, self.backend)
 
     def serve(self, buffers: PeerBuffers, count: int | None = None) -> None:
         """Computes the tokens that arrive in this rank's buffer, at most ``count`` choices, and returns the results."""
         experts = self.experts
         if experts.count:
             data, scale, order = push.receive(
-                buffers, experts.count, self.input_scale, count, self.backend, experts.row_format
+                buffers, experts.count, self.experts.input_scale, count, self.backend, experts.row_format
             )
             down = self.rows(data, scale, buffers.ids, order)
         else:
@@ -198,53 +206,47 @@ class Call:
         ``rows``, int32 [T, k], are the positions of the results, which may still be arriving.
         """
         y = torch.empty((len(ids), self.layout.hidden), dtype=self.layout.dtype, device=ids.device)
-        add_up(back, rows, weights, shared, self.bias2, ids, 0, inbox, y, self.backend)
+        bias = self.bias2
+        given = shared, bias, None if bias is None else ids, *fields_of(inbox)
+        run(self.backend, FinalizeTask(back, rows, weights, y, *given))
         return y
 
 
 def moe_over_ranks(
+    layer: LayerOfExperts,
     x: torch.Tensor,
     ids: torch.Tensor,
     weights: torch.Tensor,
-    w13: Any,
-    w2: Any,
-    *,
-    group: dist.ProcessGroup,
-    placement: Placement | None,
-    capacity: int | None,
-    input_scale: torch.Tensor | None,
-    bias2: torch.Tensor | None,
     shared: torch.Tensor | None,
-    backend: str,
-    **options: Any,
+    parallel: Parallel,
 ) -> torch.Tensor:
-    """Runs ``moe`` with a group; arguments are those of ``moe``.
+    """Runs ``moe`` with a group that divides experts; arguments are those of ``moe.compute``.
 
     Raises:
         Whatever ``moe`` raises, on the rank whose operands break a rule, and RankError on the others.
     """
+    group, capacity = parallel.group, parallel.capacity
+    assert group is not None
     call = None
     try:
-        experts = LocalExperts.of(x, w13, w2, input_scale=input_scale, **options)
-        ranks = Ranks.of(group, placement, capacity, experts.count)
-        _check(x, ids, weights, input_scale, bias2, shared, ranks.placement)
-        call = Call(experts, ranks, layout_of(x, ids, experts, input_scale), input_scale, bias2, backend)
+        experts, bias2 = LocalExperts.of(x, layer), layer.w2.bias
+        ranks = Ranks.of(group, parallel.placement, capacity, experts.count)
+        _check(x, ids, weights, experts.input_scale, bias2, shared, ranks.placement)
+        call = Call(experts, ranks, layout_of(x, ids, experts), bias2, layer.backend)
         if experts.count and call.facts not in _agreed.get(group, ()):
-            experts.check(x, backend)
+            experts.check(x, layer.backend)
     except REFUSALS as fault:
         # With a capacity, ranks that agreed before do not exchange checksums again.
         if isinstance(x, torch.Tensor) and (capacity is None or not _agreed.get(group)):
             _exchange_sizes(group, x.device, None, fault=fault)
         raise
-    run = _exact if capacity is None else _with_capacity
-    return run(group, call, x, ids, weights, shared)
+    compute = _exact if capacity is None else _with_capacity
+    return compute(group, call, x, ids, weights, shared)
 
 
-def layout_of(
-    x: torch.Tensor, ids: torch.Tensor, experts: LocalExperts, input_scale: torch.Tensor | None
-) -> RowLayout:
+def layout_of(x: torch.Tensor, ids: torch.Tensor, experts: LocalExperts) -> RowLayout:
     """Returns the layout of rows between ranks: NVFP4 if every expert would quantize them alike, otherwise 16 bits."""
-    is_one = input_scale is None or input_scale.numel() == 1
+    is_one = experts.input_scale is None or experts.input_scale.numel() == 1
     return RowLayout(x.shape[1], ids.shape[1], x.dtype, experts.row_format == NVFP4 and is_one)
 
 

@@ -2,25 +2,26 @@
 
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Literal, get_args
+from typing import Any, get_args
 
 import torch
 
 from nvfp4_cute import backends, private_api
-from nvfp4_cute.activation import check_limit, parse
 from nvfp4_cute.batch_invariance import is_batch_invariant
 from nvfp4_cute.errors import UnsupportedProblem
 from nvfp4_cute.experts.activation import IDENTITY
 from nvfp4_cute.experts.checks import (
-    RowsWithScales,
     check_expert_weights,
+    check_first_expert,
     check_row_scales,
     format_of_rows,
+    kind_of_rows,
     scales_rows,
 )
 from nvfp4_cute.experts.gather import gather_as, quantize_rows
 from nvfp4_cute.experts.middle import activate, activate_quantize, activate_quantize_rows
 from nvfp4_cute.experts.permutation import Permutation
+from nvfp4_cute.experts.records import LAYOUTS, Activations, ExpertLayout, Experts, LayerOfExperts
 from nvfp4_cute.experts.weights import per_expert, product_factors
 from nvfp4_cute.formats.block_format import NVFP4 as NVFP4_FORMAT
 from nvfp4_cute.formats.block_format import BlockFormat, FP8_1xK
@@ -32,20 +33,8 @@ from nvfp4_cute.ops.parts.dual_gemm import grouped_dual_gemm
 from nvfp4_cute.ops.parts.grouped_gemm import grouped_gemm
 from nvfp4_cute.planning.arch import choose_weight_only, parts_of_k
 from nvfp4_cute.planning.config import KernelConfig
-from nvfp4_cute.problem import (
-    Activation,
-    Gate,
-    GroupedProblem,
-    OutDtype,
-    ResultName,
-    num_weights,
-)
+from nvfp4_cute.problem import Activation, Gate, GroupedProblem, OutDtype, num_weights
 
-ExpertLayout = Literal[
-    "concatenated", "interleaved", "interleaved_64_up_first", "interleaved_32_gate_first", "none"
-]
-Activations = Literal[ResultName, RowsWithScales, "fp8_1x128", "fp8_1xk", "int8", "16bit"]
-LAYOUTS = ("concatenated", "interleaved", "interleaved_64_up_first", "interleaved_32_gate_first", "none")
 # Both halves of concatenated weights have scales in separate blocks if they have a multiple of this many rows.
 FUSED_ROWS = 256
 # Signatures of operands that passed all checks.
@@ -66,40 +55,32 @@ class LocalExperts:
     up_alpha: torch.Tensor | None
     alpha2: torch.Tensor | None
     bias13: torch.Tensor | None
+    input_scale: torch.Tensor | None
     hidden_scale: torch.Tensor | None
 
     @classmethod
-    def of(
-        cls, x: torch.Tensor, w13: Any, w2: Any, *, activations="nvfp4", activation, limit, weight_layout, input_scale,
-        hidden_scale, alpha13, alpha2, bias13,
-    ) -> "LocalExperts":  # fmt: skip
-        """Checks these arguments of ``moe``. Raises TypeError or ValueError if shapes do not fit ``x``."""
+    def of(cls, x: torch.Tensor, layer: LayerOfExperts) -> "LocalExperts":
+        """Checks the layer. Raises TypeError or ValueError if shapes do not fit ``x``."""
+        first, second, rows = layer.w13, layer.w2, layer.activations
+        activations, input_scale = kind_of_rows(rows.format, rows.input_scale)
+        hidden_scale = rows.hidden_scale
         checks.check_choice("activations", activations, get_args(Activations))
         check_row_scales(activations, input_scale=input_scale, hidden_scale=hidden_scale)
-        activation = parse(activation).function
-        checks.check_choice("weight_layout", weight_layout, LAYOUTS)
-        check_limit(limit)
-        experts = _check_weights(x, w13, w2, weight_layout)
-        _check_bias(bias13, x, (experts, w13.data.shape[1]))
+        checks.check_choice("weight_layout", first.layout, LAYOUTS)
+        check_first_expert(layer.first_expert)
+        experts = _check_weights(x, first.weight, second.weight, first.layout)
+        _check_bias(first.bias, x, (experts, first.weight.data.shape[1]))
         for name, scale in (("input_scale", input_scale), ("hidden_scale", hidden_scale)):
             checks.global_scales(name, scale, experts, x.device, of="expert", allows_one=True)
         checks.check_tensors({"x": x}, {"input_scale": input_scale})
-        if isinstance(alpha13, tuple) and len(alpha13) != 2:
-            raise ValueError(
-                f"alpha13 has {len(alpha13)} entries; pass one tensor, or two: of gate and of up"
-            )
-        for name, given in (("alpha13", alpha13), ("alpha2", alpha2)):
-            for factor in given if isinstance(given, tuple) else (given,):
-                if isinstance(factor, torch.Tensor):
-                    checks.factors(name, factor, experts, x.device, of="expert")
-        if alpha13 is None:
-            alpha13 = product_factors(w13, input_scale, experts)
-        gate_alpha, up_alpha = alpha13 if isinstance(alpha13, tuple) else (alpha13, alpha13)
-        if alpha2 is None:
-            alpha2, _ = product_factors(w2, hidden_scale, experts)
-        hidden_scale = per_expert(hidden_scale, experts, x.device)
-        choices = (activations, activation, limit, weight_layout)
-        local = cls(w13, w2, *choices, gate_alpha, up_alpha, alpha2, bias13, hidden_scale)
+        gate_alpha, up_alpha = _factors("w13.alpha", first, input_scale, experts, x.device)
+        if isinstance(second.alpha, tuple):
+            raise TypeError("w2.alpha is a tuple; the second product has one factor per expert")
+        alpha2, _ = _factors("w2.alpha", second, hidden_scale, experts, x.device)
+        local = cls(
+            first.weight, second.weight, activations, layer.activation.function, layer.activation.limit, first.layout,
+            gate_alpha, up_alpha, alpha2, first.bias, input_scale, per_expert(hidden_scale, experts, x.device),
+        )  # fmt: skip
         if not local.is_fused:
             local._check_two_launches()
         return local
@@ -343,6 +324,22 @@ def config_of_mean(
         parts = parts_of_k(problem, gpu.arch, gpu.num_sms)
         return choose_weight_only(gpu.arch, sizes, gpu.num_sms, num_b, True, b_format, parts)
     return tuned.find(problem, gpu) or config_of(problem, gpu.arch, gpu.num_sms)
+
+
+def _factors(
+    name: str, projection: Experts, scale: torch.Tensor | None, experts: int, device: torch.device
+) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+    """Returns the factors of both halves of a product, whose rows have this global scale; the given ones are checked."""
+    given = projection.alpha
+    if given is None:
+        return product_factors(projection.weight, scale, experts)
+    pair = given if isinstance(given, tuple) else (given, given)
+    if len(pair) != 2:
+        raise ValueError(f"{name} has {len(pair)} entries; pass one tensor, or two: of gate and of up")
+    for factor in pair:
+        if isinstance(factor, torch.Tensor):
+            checks.factors(name, factor, experts, device, of="expert")
+    return pair
 
 
 def _check_bias(bias13: torch.Tensor | None, x: torch.Tensor, shape: tuple[int, int]) -> None:

@@ -114,8 +114,8 @@ def sharing(layer: MoE, weight_scales: tuple[torch.Tensor, torch.Tensor]) -> MoE
     """Makes experts with 16-bit activations that share the weights of ``layer``."""
     made = MoE(
         layer.num_experts, layer.hidden_size, layer.intermediate_size, activations="16bit", activation=layer.activation,
-        limit=layer.limit, weight_layout=layer.weight_layout, weight_on_input=layer.weight_on_input,
-        first_expert=layer.first_expert, device="meta", backend=layer.backend,
+        weight_layout=layer.weight_layout, weight_on_input=layer.weight_on_input, parallel=layer.parallel, device="meta",
+        backend=layer.backend,
     )  # fmt: skip
     for name in ("w13", "w13_scale", "w2", "w2_scale", "bias13", "bias2"):
         made._buffers[name] = layer._buffers[name]

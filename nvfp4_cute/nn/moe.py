@@ -1,10 +1,10 @@
 """``MoE``: a layer of experts with quantized weights as a module of torch.nn, for inference."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, Literal, TypeVar
 
 import torch
-import torch.distributed as dist
 
 from nvfp4_cute import backends, private_api
 from nvfp4_cute.activation import SILU, Activation, activation_of
@@ -12,16 +12,21 @@ from nvfp4_cute.errors import UnsupportedProblem
 from nvfp4_cute.experts.checks import (
     PER_ROW_SUFFIX,
     check_expert_weights,
-    check_first_expert,
     check_row_scales,
     kernel_ids,
     kind_of_rows,
 )
-from nvfp4_cute.experts.input_weights import moe_of_weighted_tokens
-from nvfp4_cute.experts.layer import Parallel, check_division, moe
-from nvfp4_cute.experts.moe import FP8_ROWS
+from nvfp4_cute.experts.moe import FP8_ROWS, compute
 from nvfp4_cute.experts.placement import Placement
-from nvfp4_cute.experts.products import LAYOUTS, Activations, ExpertLayout
+from nvfp4_cute.experts.records import (
+    LAYOUTS,
+    ActivationFormat,
+    Activations,
+    ExpertLayout,
+    Experts,
+    LayerOfExperts,
+    Parallel,
+)
 from nvfp4_cute.experts.weights import ExpertWeights, in_whole_lines, per_expert, product_factors
 from nvfp4_cute.formats.block_format import (
     INT4_FORMATS,
@@ -107,8 +112,7 @@ class MoE(NamesFormats):
             FP8_128x128: "16bit" or "fp8_1x128". INT8: "16bit" or "int8". int4: "16bit". None selects the first of these.
             ``from_experts`` and ``from_quantized`` also take "fp8_1xk" for MXFP4 weights, and convert them to MXFP4_FP8 (sm_90a).
             "fp8" is "fp8_1x128" or "fp8_1xk", by the weights, as in :class:`nvfp4_cute.QuantizedLinear`.
-        activation: an ``Activation`` or its name.
-        limit: limit of an activation that is given by name; see :class:`nvfp4_cute.Activation`.
+        activation: an :class:`nvfp4_cute.Activation` or its name.
         weight_layout: see ``moe``.
         weight_on_input: whether router weights multiply tokens before the first product (Llama-4); see
             :class:`nvfp4_cute.ActivationFormat`.
@@ -116,10 +120,8 @@ class MoE(NamesFormats):
             None for 1. Only NVFP4 activations have them. ``input_scale="per_row"``: every row of both products has its own, found
             by the launches that quantize, and nothing is calibrated.
         bias: whether there are biases.
-        first_expert: id of the first expert of this process.
-        process_group, placement, capacity, parallel: the ``Parallel`` of ``moe``, for a layer that is spread over the ranks of
-            a group. ``bias2`` then has one row per expert of all ranks, also in the state dict. With ``parallel="tensor"``,
-            ``intermediate_size`` is that of one rank.
+        parallel: ranks that divide the layer; see :class:`nvfp4_cute.Parallel`. If they divide experts, ``bias2`` has one row
+            per expert of all ranks, also in the state dict. If they divide the width, ``intermediate_size`` is that of one rank.
         dtype: dtype of the biases.
         device: device of all tensors.
         backend: see ``moe``.
@@ -150,7 +152,7 @@ class MoE(NamesFormats):
 
         experts = MoE.from_quantized(
             weights(gate_up_blocks, gate_up_scales), weights(down_blocks, down_scales), bias13=gate_up_bias, bias2=down_bias,
-            weight_layout="interleaved", activation="swiglu_oai", limit=7.0, activations="16bit",
+            weight_layout="interleaved", activation=Activation("swiglu_oai", limit=7.0), activations="16bit",
         )
 
     Raises:
@@ -186,17 +188,12 @@ class MoE(NamesFormats):
         format: BlockFormat | str | tuple[BlockFormat | str, BlockFormat | str] = NVFP4,
         activations: Activations | Literal["fp8"] | None = None,
         activation: Activation | str = SILU,
-        limit: float | None = None,
         weight_layout: ExpertLayout = "concatenated",
         weight_on_input: bool = False,
         input_scale: Any = None,
         hidden_scale: Any = None,
         bias: bool = False,
-        first_expert: int = 0,
-        process_group: Any = None,
-        placement: Placement | None = None,
-        capacity: int | None = None,
-        parallel: Parallel = "experts",
+        parallel: Parallel | None = None,
         dtype: torch.dtype = torch.bfloat16,
         device: torch.device | str | None = None,
         backend: str = "auto",
@@ -210,17 +207,10 @@ class MoE(NamesFormats):
             raise ValueError(
                 f"activations={rows!r} with {format.title} weights; use {' or '.join(map(repr, ROWS[format]))}"
             )
-        act = activation_of(activation, limit)
+        if parallel is not None and not isinstance(parallel, Parallel):
+            raise TypeError(f"parallel={parallel!r} is not a Parallel; pass nvfp4_cute.Parallel(group)")
         check_choice("weight_layout", weight_layout, LAYOUTS)
         check_row_scales(rows, input_scale=input_scale, hidden_scale=hidden_scale)
-        check_first_expert(first_expert)
-        for name, kind, value in (
-            ("process_group", dist.ProcessGroup, process_group),
-            ("placement", Placement, placement),
-        ):
-            if value is not None and not isinstance(value, kind):
-                raise TypeError(f"{name} is a {type(value).__name__}; pass a {kind.__name__}, or None")
-        check_division(process_group, placement, capacity, parallel)
         if num_experts < 1:
             raise ValueError(f"num_experts={num_experts} is not positive")
         for name, size in (("hidden_size", hidden_size), ("intermediate_size", intermediate_size)):
@@ -235,14 +225,15 @@ class MoE(NamesFormats):
             intermediate_size,
         )
         self.activations = rows
-        self.activation, self.limit, self.weight_layout = act.function, act.limit, weight_layout
+        self.activation, self.weight_layout = activation_of(activation), weight_layout
         self.weight_on_input = weight_on_input
         self.formats = formats
-        self.first_expert, self.backend = first_expert, backend
+        self.backend = backend
+        if parallel is not None and parallel.group is not None and parallel.divide == "experts":
+            ranks = parallel.group.size()
+            placed = parallel.placement or Placement.even(num_experts * ranks, ranks)
+            parallel = replace(parallel, placement=placed)
         self.parallel = parallel
-        if process_group is not None and placement is None and parallel == "experts":
-            placement = Placement.even(num_experts * process_group.size(), process_group.size())
-        self.process_group, self.placement, self.capacity = process_group, placement, capacity
         rows = intermediate_size * (1 if weight_layout == "none" else 2)
         sizes = ("w13", rows, hidden_size), ("w2", hidden_size, intermediate_size)
         for (name, n, k), own in zip(sizes, formats, strict=True):
@@ -263,6 +254,7 @@ class MoE(NamesFormats):
         self.register_buffer("hidden_scale", per_expert(hidden_scale, num_experts, where))
         for name in ("input_scale", "hidden_scale"):
             global_scales(name, getattr(self, name), num_experts, where, of="expert", allows_one=True)
+        placement = None if parallel is None else parallel.placement
         all_experts = num_experts if placement is None else placement.num_experts
         for name, count, columns in (("bias13", num_experts, rows), ("bias2", all_experts, hidden_size)):
             empty = torch.zeros((count, columns), dtype=dtype, device=device) if bias else None
@@ -429,15 +421,18 @@ class MoE(NamesFormats):
             ExpertWeights(held[name], scales_of(held[f"{name}_scale"], format), None, format)
             for name, format in zip(("w13", "w2"), self.formats, strict=True)
         )
-        run = lambda x, ids, weights, shared, capacity: moe(
-            x, ids, weights, w13, w2, activations=self.activations, activation=self.activation, limit=self.limit,
-            weight_layout=self.weight_layout, input_scale=held["input_scale"], hidden_scale=held["hidden_scale"],
-            alpha13=self._alphas(held["alpha13"]), alpha2=held["alpha2"], bias13=held["bias13"], bias2=held["bias2"],
-            shared=shared, first_expert=self.first_expert, group=self.process_group, placement=self.placement,
-            capacity=capacity, parallel=self.parallel, backend=self.backend,
-        )  # fmt: skip
-        given = (rows, ids, weights, shared, self.capacity)
-        y = moe_of_weighted_tokens(run, *given) if self.weight_on_input else run(*given)
+        parallel, alpha13 = self.parallel, self._alphas(held["alpha13"])
+        layer = LayerOfExperts(
+            Experts(w13, self.weight_layout, held["bias13"], alpha13),
+            Experts(w2, "none", held["bias2"], held["alpha2"]),
+            self.activation,
+            ActivationFormat(
+                self.activations, held["input_scale"], held["hidden_scale"], self.weight_on_input
+            ),
+            0 if parallel is None else parallel.first_expert,
+            self.backend,
+        )
+        y = compute(layer, rows, ids, weights, shared, parallel)
         return y.view(x.shape)
 
     def prepare(
@@ -461,13 +456,15 @@ class MoE(NamesFormats):
         Raises:
             UnsupportedProblem: the layer is spread over the ranks of a group, which would have to call it together.
         """
-        if self.process_group is not None:
-            raise UnsupportedProblem(
-                "prepare of a layer with a process_group; call the layer once on all ranks"
-            )
+        if self._group is not None:
+            raise UnsupportedProblem("prepare of a layer that ranks divide; call the layer once on all ranks")
         where = dtype, self.w13.device
         keys = prepare.expert_kernels(self, self.hidden_size, self.num_experts, top_k, max_tokens, *where)
         return prepare.load(keys, self.w13.device, jobs)
+
+    @property
+    def _group(self) -> Any:
+        return None if self.parallel is None else self.parallel.group
 
     def _held(self) -> Mapping[str, Any]:
         """Returns tensors by name. Module attributes are slow to look up, so buffers come from their dict."""
@@ -481,7 +478,7 @@ class MoE(NamesFormats):
         return (
             f"num_experts={self.num_experts}, hidden_size={self.hidden_size}, intermediate_size={self.intermediate_size}, "
             f"format={' and '.join(dict.fromkeys(map(str, self.formats)))}, activations={self.activations!r}, "
-            f"activation={self.activation!r}, weight_layout={self.weight_layout!r}"
+            f"activation={self.activation.function!r}, weight_layout={self.weight_layout!r}"
         )
 
     def _align_rows(self) -> None:
@@ -514,17 +511,17 @@ class MoE(NamesFormats):
 
     def __getstate__(self) -> dict[str, Any]:
         """Returns the state to pickle. Raises TypeError for a layer that is spread over ranks."""
-        if self.process_group is not None:
+        if self._group is not None:
             raise TypeError(
-                "a layer with a process_group is not pickled: the group is of these processes; store layer.state_dict(), and "
+                "a layer that ranks divide is not pickled: the group is of these processes; store layer.state_dict(), and "
                 "load it into a layer that is made with the group there"
             )
         return super().__getstate__()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         """Copies the layer; the copy uses the same process group."""
-        if self.process_group is not None:
-            memo[id(self.process_group)] = self.process_group
+        if self._group is not None:
+            memo[id(self._group)] = self._group
         return super().__deepcopy__(memo)
 
 

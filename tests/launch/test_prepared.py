@@ -4,13 +4,12 @@ import numpy as np
 import pytest
 import torch
 from emulated_gpu import emulated_gpu
-from expert_layers import some_layer
+from expert_layers import moe, some_layer
 from list_checks import check_list_operands
 
 from nvfp4_cute import grouped_quantize, quantize, route
 from nvfp4_cute.backends.emulator import on_emulator
 from nvfp4_cute.emulator.fronts.launch_shim import prepare_cutlass
-from nvfp4_cute.experts.layer import moe
 from nvfp4_cute.experts.permutation import PermuteTask
 from nvfp4_cute.formats import block_scaled, scale_layout
 from nvfp4_cute.formats.block_format import NVFP4

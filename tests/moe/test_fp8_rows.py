@@ -2,11 +2,11 @@
 
 import pytest
 import torch
+from expert_layers import moe as moe_of_parts
 
 import nvfp4_cute as nv
 from nvfp4_cute.backends.emulator import observe
 from nvfp4_cute.experts.gather import gather_quantize
-from nvfp4_cute.experts.layer import moe as moe_of_parts
 from nvfp4_cute.experts.weights import ExpertWeights
 
 EMULATED = "emulator:sm_90a"
@@ -46,7 +46,12 @@ def test_layer(has_bias):
     bias = some(EXPERTS, 2 * WIDTH).bfloat16() if has_bias else None
     activation = nv.Activation("swiglu_oai", 7.0)
     layer = nv.MoE.from_quantized(
-        w13, w2, activations="fp8", activation="swiglu_oai", limit=7.0, bias13=bias, backend=EMULATED
+        w13,
+        w2,
+        activations="fp8",
+        activation=nv.Activation("swiglu_oai", limit=7.0),
+        bias13=bias,
+        backend=EMULATED,
     )
     assert layer.formats == (nv.MXFP4_FP8,) * 2 and "activations='fp8_1xk'" in repr(layer)
     got = layer(x, ids, factors)

@@ -4,12 +4,11 @@ import random
 
 import pytest
 import torch
-from expert_layers import mx_weights, naive, some_layer
+from expert_layers import moe, mx_weights, naive, some_layer
 from oracle import assert_bitwise_equal, assert_error_within
 
 from nvfp4_cute import UnsupportedProblem
 from nvfp4_cute.backends.emulator import observe
-from nvfp4_cute.experts.layer import moe
 from nvfp4_cute.experts.routing import route
 from nvfp4_cute.experts.weights import ExpertWeights
 from nvfp4_cute.formats.block_format import MXFP4, MXFP8

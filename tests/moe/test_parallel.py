@@ -10,14 +10,13 @@ import pytest
 import ranks_on_gpus
 import torch
 import torch.distributed as dist
-from expert_layers import some_layer
+from expert_layers import moe, some_layer
 from oracle import assert_bitwise_equal
 from ranks import TIMEOUT_SECONDS, differences, part_of, run_ranks
 
-from nvfp4_cute import MoE
+from nvfp4_cute import MoE, Parallel
 from nvfp4_cute.errors import RankError, UnsupportedProblem
 from nvfp4_cute.experts import board
-from nvfp4_cute.experts.layer import moe
 from nvfp4_cute.experts.placement import Placement
 from nvfp4_cute.launch_table import MAX_PEERS
 
@@ -201,7 +200,7 @@ def module_result(rank: int) -> tuple[list, list]:
     ids = torch.randint(0, 4, (6, 2), generator=generator)
     weights = torch.rand(6, 2, generator=generator)
     layer = MoE.from_experts(gate_up, down, bias2=bias2)
-    part = MoE.from_experts(gate_up[held], down[held], bias2=bias2, process_group=dist.group.WORLD)
+    part = MoE.from_experts(gate_up[held], down[held], bias2=bias2, parallel=Parallel(dist.group.WORLD))
     mine = slice(3 * rank, 3 * rank + 3)
     return part(x[mine], ids[mine], weights[mine]).tolist(), layer(x, ids, weights)[mine].tolist()
 

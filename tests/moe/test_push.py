@@ -9,21 +9,23 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
-from expert_layers import some_layer
+from expert_layers import moe, some_layer
 from oracle import assert_bitwise_equal
 from peers import local_peers, shared_peers
 from ranks import differences, part_of, run_ranks, some_layer_of_ranks
 
+from nvfp4_cute import ActivationFormat, Experts
+from nvfp4_cute.activation import activation_of
 from nvfp4_cute.backends.emulator import observe
 from nvfp4_cute.errors import RankError
 from nvfp4_cute.experts import parallel, push, symmetric
 from nvfp4_cute.experts.combine import finalize
 from nvfp4_cute.experts.dispatch import RowLayout
 from nvfp4_cute.experts.gather import gather_quantize
-from nvfp4_cute.experts.layer import moe
 from nvfp4_cute.experts.permutation import permute
 from nvfp4_cute.experts.placement import Placement
 from nvfp4_cute.experts.products import LocalExperts
+from nvfp4_cute.experts.records import LayerOfExperts
 from nvfp4_cute.experts.symmetric import BufferLayout
 from nvfp4_cute.launch import tuned
 from nvfp4_cute.launch_table import MAX_PEERS
@@ -172,17 +174,17 @@ def test_a_rank_that_does_not_come_is_an_error_and_nan(backend):
 
 def call_of(part, placement, rank, capacity, backend):
     """Returns the checked call of a rank, as ``moe`` makes it."""
-    options = dict(part.options)
-    named = {name: options.pop(name, None) for name in ("input_scale", "bias2", "shared")}
-    defaults = dict.fromkeys(("hidden_scale", "alpha13", "alpha2", "bias13"))
-    defaults |= {"weight_layout": "concatenated"}
-    experts = parallel.LocalExperts.of(
-        part.x, part.w13, part.w2, input_scale=named["input_scale"], **defaults | options
+    given = part.options.get
+    layer = LayerOfExperts(
+        Experts(part.w13, given("weight_layout", "concatenated"), given("bias13")),
+        Experts(part.w2, "none", given("bias2")),
+        activation_of(given("activation"), given("limit")),
+        ActivationFormat(given("activations", "nvfp4"), given("input_scale"), given("hidden_scale")),
     )
-    scale = named["input_scale"]
-    layout = parallel.layout_of(part.x, part.ids, experts, scale)
+    experts = LocalExperts.of(part.x, layer)
+    layout = parallel.layout_of(part.x, part.ids, experts)
     ranks = parallel.Ranks(None, rank, placement, capacity)
-    return parallel.Call(experts, ranks, layout, scale, named["bias2"], backend), named["shared"]
+    return parallel.Call(experts, ranks, layout, layer.w2.bias, backend), given("shared")
 
 
 def pushed(seed, ranks, backend):

@@ -10,7 +10,7 @@ from oracle import assert_bitwise_equal
 
 from nvfp4_cute import Experts, MoE, moe, quantize, route
 from nvfp4_cute.compile.compiler import Launcher
-from nvfp4_cute.experts import layer as layers
+from nvfp4_cute.experts import moe as layers
 from nvfp4_cute.experts.products import LocalExperts
 from nvfp4_cute.gpus import targets
 from nvfp4_cute.launch import prepared, workspace

@@ -2,13 +2,12 @@
 
 import pytest
 import torch
-from expert_layers import naive, some_layer
+from expert_layers import moe, naive, some_layer
 from oracle import assert_bitwise_equal
 
 from nvfp4_cute import backends
 from nvfp4_cute.backends.emulator import observe
 from nvfp4_cute.batch_invariance import set_batch_invariant
-from nvfp4_cute.experts.layer import moe
 from nvfp4_cute.experts.weights import ExpertWeights
 
 

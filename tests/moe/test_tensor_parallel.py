@@ -5,13 +5,12 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
-from expert_layers import some_layer
+from expert_layers import moe, some_layer
 from ranks import run_ranks
 
-from nvfp4_cute import MoE
+from nvfp4_cute import MoE, Parallel
 from nvfp4_cute.errors import RankError
 from nvfp4_cute.experts import board
-from nvfp4_cute.experts.layer import moe
 from nvfp4_cute.experts.symmetric import check_ranks
 from nvfp4_cute.experts.tensor_parallel import shard
 
@@ -35,7 +34,7 @@ def over_ranks(rank: int, ranks: int) -> list[list[list[float]]]:
     """Returns the result, the sum of all shares in one process, and the undivided layer's result."""
     gate_up, down, bias2, arguments = some_weights(torch.bfloat16)
     group = dist.group.WORLD
-    y = layer_of(gate_up, down, bias2, rank, ranks, process_group=group, parallel="tensor")(*arguments)
+    y = layer_of(gate_up, down, bias2, rank, ranks, parallel=Parallel(group, divide="tensor"))(*arguments)
     x, ids, weights, _ = arguments
     first = layer_of(gate_up, down, bias2, 0, ranks)(*arguments)
     none = torch.zeros_like(bias2)  # with a bias, the activation is a launch of its own
@@ -68,7 +67,7 @@ def refused(rank: int) -> list[str]:
         (x, ids, weights.double() if rank else weights),
     ):
         try:
-            moe(*arguments, w13, w2, **layer.options, group=dist.group.WORLD, parallel="tensor")
+            moe(*arguments, w13, w2, **layer.options, group=dist.group.WORLD, divide="tensor")
         except (RankError, ValueError) as error:
             said.append(f"{type(error).__name__}: {error}")
     group = dist.new_group([0, 1])
@@ -94,9 +93,9 @@ def test_arguments():
         shard(gate_up, down, 0, 3)
     layer = some_layer(TOKENS, TOP_K, EXPERTS, HIDDEN, WIDTH)
     with pytest.raises(ValueError, match="also pass the group"):
-        moe(*layer.arguments(), **layer.options, parallel="tensor")
-    with pytest.raises(ValueError, match="parallel"):
-        moe(*layer.arguments(), **layer.options, parallel="rows")
+        moe(*layer.arguments(), **layer.options, divide="tensor")
+    with pytest.raises(ValueError, match="divide"):
+        moe(*layer.arguments(), **layer.options, divide="rows")
     with pytest.raises(TypeError, match="group is a str; pass a torch.distributed.ProcessGroup"):
         moe(*layer.arguments(), **layer.options, group="ranks")
     with pytest.raises(ValueError, match="rank=2 of ranks=2; expected a rank from 0"):

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from expert_layers import moe
 
 from nvfp4_cute import (
     INT8,
@@ -12,7 +13,6 @@ from nvfp4_cute import (
     int4_format,
     quantize,
 )
-from nvfp4_cute.experts.layer import moe
 from nvfp4_cute.nn.embedding import QuantizedEmbedding
 from nvfp4_cute.nn.experts import ModelExperts, Projection, SortedExperts
 
@@ -179,9 +179,9 @@ def test_a_linear_layer_is_not_made_of(options):
     "options, words",
     [
         ({"input_scale": 0.5}, "input_scale is a float; pass a torch.Tensor"),
-        ({"alpha13": (torch.ones(2),)}, "alpha13 has 1 entries; pass one tensor, or two"),
-        ({"alpha13": torch.ones(3)}, "alpha13 has shape .3., .*one per expert"),
-        ({"alpha2": torch.ones(2).double()}, "alpha2 has dtype float64; expected float32"),
+        ({"alpha13": (torch.ones(2),)}, "w13.alpha has 1 entries; pass one tensor, or two"),
+        ({"alpha13": torch.ones(3)}, "w13.alpha has shape .3., .*one per expert"),
+        ({"alpha2": torch.ones(2).double()}, "w2.alpha has dtype float64; expected float32"),
         ({"limit": 1e39}, "limit=1e.39 is not a positive number of float32"),
         ({"limit": 10**400}, "limit=10* is not a positive number of float32"),
     ],

@@ -8,10 +8,19 @@ import weakref
 import pytest
 import torch
 import torch.distributed as dist
+from expert_layers import moe
 
 import nvfp4_cute
-from nvfp4_cute import ActivationFormat, BlockScaledTensor, MoE, UnsupportedProblem, quantize, route
-from nvfp4_cute.experts.layer import moe
+from nvfp4_cute import (
+    Activation,
+    ActivationFormat,
+    BlockScaledTensor,
+    MoE,
+    Parallel,
+    UnsupportedProblem,
+    quantize,
+    route,
+)
 from nvfp4_cute.experts.weights import ExpertWeights
 from nvfp4_cute.formats.block_format import INT8, MXFP4, MXFP8_E4M3, NVFP4, FP8_128x128, int4_format
 
@@ -90,11 +99,10 @@ def test_biases_and_dtypes():
     gate_up, down = experts()
     bias13, bias2 = some(E, 2 * I).bfloat16(), some(E, H).bfloat16()
     x, ids, weights = batch()
-    layer = MoE.from_experts(gate_up, down, bias13=bias13, bias2=bias2, activation="swiglu_oai", limit=7.0)
+    activation = Activation("swiglu_oai", limit=7.0)
+    layer = MoE.from_experts(gate_up, down, bias13=bias13, bias2=bias2, activation=activation)
     y = layer(x, ids, weights)
-    assert not torch.equal(
-        y, MoE.from_experts(gate_up, down, activation="swiglu_oai", limit=7.0)(x, ids, weights)
-    )
+    assert not torch.equal(y, MoE.from_experts(gate_up, down, activation=activation)(x, ids, weights))
     halved = layer.half()
     assert halved.bias13.dtype == torch.float16 and halved.alpha13.dtype == torch.float32
     assert halved.w13_scale.dtype == torch.float8_e4m3fn
@@ -166,7 +174,7 @@ def test_one_way_for_every_format(format, rows):
     """Every format has the bits of ``moe``, a state dict that names it, and conversions that keep codes and scales."""
     (gate_up, down), (x, ids, weights) = experts(), batch()
     bias = some(E, 2 * I, seed=3).bfloat16()
-    options = {"activations": rows, "activation": "swiglu_oai", "limit": 7.0, "bias13": bias}
+    options = {"activations": rows, "activation": Activation("swiglu_oai", limit=7.0), "bias13": bias}
     layer = MoE.from_experts(gate_up, down, format=format, **options)
     w13, w2 = (ExpertWeights.quantize(w, format) for w in (gate_up, down))
     want = moe(x, ids, weights, w13, w2, **options)
@@ -197,8 +205,7 @@ def test_blocks_as_gpt_oss_stores_them():
     ]
     options = {
         "weight_layout": "interleaved",
-        "activation": "swiglu_oai",
-        "limit": 7.0,
+        "activation": Activation("swiglu_oai", limit=7.0),
         "activations": "16bit",
     }
     layer = MoE.from_quantized(*tensors, **options)
@@ -242,7 +249,7 @@ def test_compile_takes_the_layer_whole():
     assert torch.equal(compiled(x, logits), block(x, logits))
     torch.library.opcheck(
         torch.ops.nvfp4_cute.route.default,
-        (logits, 2, "softmax", True, None, None, 1, 1, 1.0, "auto"),
+        (logits, 2, "softmax", True, None, None, 1, 1, 1.0, None, "auto"),
         test_utils=("test_schema", "test_faketensor"),
     )
 
@@ -250,10 +257,10 @@ def test_compile_takes_the_layer_whole():
 def test_a_copy_over_ranks():
     """The copy has the layer's group, which no file can store."""
     group = dist.ProcessGroup(0, 1)
-    layer = MoE.from_experts(*experts(), process_group=group)
+    layer = MoE.from_experts(*experts(), parallel=Parallel(group))
     copied = copy.deepcopy(torch.nn.ModuleList([layer]))[0]
-    assert copied.process_group is group and copied.w13.data_ptr() != layer.w13.data_ptr()
-    assert torch.equal(copied.w13, layer.w13) and copied.placement == layer.placement
+    assert copied.parallel.group is group and copied.w13.data_ptr() != layer.w13.data_ptr()
+    assert torch.equal(copied.w13, layer.w13) and copied.parallel.placement == layer.parallel.placement
     with pytest.raises(TypeError, match="store layer.state_dict"):
         pickle.dumps(layer)
 
@@ -331,8 +338,8 @@ def test_refusals():
             "hidden_scale with activations='16bit', whose rows have no global scale; leave it out",
         ),
         (lambda: MoE(E, H, I, format=MXFP4, input_scale=0.5), ValueError, "input_scale with rows of MXFP8"),
-        (lambda: MoE(E, H, I, capacity=4), ValueError, "also pass the group"),
-        (lambda: MoE(E, H, I, parallel="tensor"), ValueError, "also pass the group"),
+        (lambda: MoE(E, H, I, parallel=Parallel(capacity=4)), ValueError, "also pass the group"),
+        (lambda: MoE(E, H, I, parallel=Parallel(divide="tensor")), ValueError, "also pass the group"),
         (lambda: MoE.from_experts([gate_up], down), TypeError, "gate_up is a list"),
         (lambda: MoE.from_quantized(gate_up, w13), TypeError, "w13 is a Tensor; pass a BlockScaledTensor or"),
         (lambda: MoE.from_quantized(w13, quantize(down[0])), ValueError, "w2 has data"),

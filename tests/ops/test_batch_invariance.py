@@ -10,6 +10,7 @@ import torch
 
 from nvfp4_cute import (
     ActivationFormat,
+    Experts,
     GateUp,
     KernelConfig,
     Options,
@@ -22,12 +23,14 @@ from nvfp4_cute import (
     route,
     set_batch_invariant,
 )
+from nvfp4_cute.activation import SILU
 from nvfp4_cute.backends import last_chains
 from nvfp4_cute.backends.last_chains import LastChains
 from nvfp4_cute.batch_invariance import is_batch_invariant, refuse_capture
 from nvfp4_cute.errors import ConfigError, UnsupportedProblem
 from nvfp4_cute.experts import tensor_parallel
 from nvfp4_cute.experts.products import LocalExperts
+from nvfp4_cute.experts.records import LayerOfExperts
 from nvfp4_cute.launch.plan import config_of
 from nvfp4_cute.nn.gated_mlp import GatedMLP
 from nvfp4_cute.nn.products import QUANTIZED_HIDDEN_ROWS
@@ -255,9 +258,8 @@ def test_a_layer_repeats_no_chain_of_the_other_mode(monkeypatch):
 
 def test_configs_for_mean_rows_are_not_those_of_the_other_mode():
     w13, w2 = quantize(normal(2, 256, 2048, seed=1)), quantize(normal(2, 2048, 128, seed=2))
-    how = {"activation": "silu", "limit": None, "weight_layout": "concatenated"}
-    none = dict.fromkeys(("input_scale", "hidden_scale", "alpha13", "alpha2", "bias13"))
-    experts = LocalExperts.of(normal(1, 2048), w13, w2, activations="16bit", **how, **none)
+    layer = LayerOfExperts(Experts(w13), Experts(w2), SILU, ActivationFormat("16bit"))
+    experts = LocalExperts.of(normal(1, 2048), layer)
     divides = []
     for enabled in (False, True):
         with set_batch_invariant(enabled):

@@ -5,6 +5,9 @@ from typing import Any
 
 import torch
 
+import nvfp4_cute
+from nvfp4_cute import ActivationFormat, Experts, Parallel
+from nvfp4_cute.activation import activation_of
 from nvfp4_cute.experts.activation import activate_rows
 from nvfp4_cute.experts.weights import ExpertWeights
 from nvfp4_cute.formats import block_scaled
@@ -83,6 +86,18 @@ def some_layer(
         some_weights(experts, hidden, width, generator),
         options,
     )
+
+
+def moe(
+    x, ids, weights, w13, w2, *, activations="nvfp4", activation="silu", limit=None, weight_layout="concatenated",
+    input_scale=None, hidden_scale=None, alpha13=None, alpha2=None, bias13=None, bias2=None, shared=None, backend="auto", **ranks,
+) -> torch.Tensor:  # fmt: skip
+    """Calls ``nvfp4_cute.moe`` with the fields of its records as arguments; ``ranks`` are fields of ``Parallel``."""
+    return nvfp4_cute.moe(
+        x, ids, weights, Experts(w13, weight_layout, bias13, alpha13), Experts(w2, "none", bias2, alpha2),
+        activation=activation_of(activation, limit), activations=ActivationFormat(activations, input_scale, hidden_scale),
+        shared=shared, parallel=Parallel(**ranks) if ranks else None, backend=backend,
+    )  # fmt: skip
 
 
 def factor_of(factors, expert):

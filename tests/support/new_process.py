@@ -22,7 +22,7 @@ IMPORTED = (
     "nvfp4_cute.cli.emulate",
     "nvfp4_cute.competition.worker",
     "nvfp4_cute.competition.trace.session",
-    "nvfp4_cute.experts.layer",
+    "nvfp4_cute.experts.moe",
     "nvfp4_cute.backends.reference",
 )
 

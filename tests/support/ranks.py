@@ -10,12 +10,11 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from expert_layers import Layer, mx_weights, some_layer
+from expert_layers import Layer, moe, mx_weights, some_layer
 from new_process import forking
 
-from nvfp4_cute.experts.layer import moe
 from nvfp4_cute.experts.placement import Placement
-from nvfp4_cute.experts.products import Activations
+from nvfp4_cute.experts.records import Activations
 from nvfp4_cute.experts.weights import ExpertWeights
 from nvfp4_cute.formats.block_format import INT8
 

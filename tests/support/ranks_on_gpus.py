@@ -20,16 +20,15 @@ from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
-from expert_layers import Layer, some_layer
+from expert_layers import Layer, moe, some_layer
 from ranks import alone, differences, on_device, part_of, run_ranks, some_layer_of_ranks
 from tqdm import tqdm
 
-from nvfp4_cute import MoE, route
+from nvfp4_cute import MoE, Parallel, route
 from nvfp4_cute.compile.cache import get_kernel
 from nvfp4_cute.errors import RankError
 from nvfp4_cute.experts import parallel, symmetric
 from nvfp4_cute.experts.keys import FinalizeKey, PermuteKey, PushResultsKey, PushRowsKey, UnpackRowsKey
-from nvfp4_cute.experts.layer import moe
 from nvfp4_cute.experts.placement import Placement
 from nvfp4_cute.experts.tensor_parallel import shard
 from nvfp4_cute.gpus.targets import gpu_of
@@ -196,7 +195,7 @@ class Shares:
     def differing(self, rank: int) -> list[str]:
         """Names results that differ in a bit from the sum of all shares' layers on one GPU, eager and in a graph."""
         want = sum(self.layer(number)(*self.arguments).float() for number in range(RANKS)).bfloat16()
-        own = self.layer(rank, process_group=dist.group.WORLD, parallel="tensor")
+        own = self.layer(rank, parallel=Parallel(dist.group.WORLD, divide="tensor"))
         results = {"eager": own(*self.arguments)}
         graph = torch.cuda.CUDAGraph() if want.is_cuda else None
         if graph is not None:

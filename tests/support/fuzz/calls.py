@@ -13,11 +13,11 @@ from functools import partial
 from itertools import accumulate
 from typing import Any
 
+import expert_layers
 import torch
 from expert_layers import mx_weights, some_layer
 
 import nvfp4_cute as nv
-from nvfp4_cute.experts import layer
 from nvfp4_cute.experts.weights import ExpertWeights
 from nvfp4_cute.formats.block_format import (
     INT8,
@@ -105,7 +105,7 @@ class Call:
 
     def run(self, arguments: Arguments, backend: str) -> Any:
         """Runs the operation on a copy (``copied``) of the arguments, which it may write to. Returns its result."""
-        home = layer if self.operation == "moe" else parts if hasattr(parts, self.operation) else nv
+        home = expert_layers if self.operation == "moe" else parts if hasattr(parts, self.operation) else nv
         return getattr(home, self.operation)(**arguments, backend=backend)
 
     @property
