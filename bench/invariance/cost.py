@@ -83,7 +83,7 @@ def groups_of_cells(device: str, sizes: Any = SIZES) -> Iterator[list[Cell]]:
             chosen = route(torch.randn(count, experts, device=device), top_k)
             for way, rows in (("W4A16", "16bit"), ("W4A4", "nvfp4")):
                 call = lambda x=x, chosen=chosen, rows=rows, w13=w13, w2=w2: moe(
-                    x, *chosen, w13, w2, rows=rows
+                    x, *chosen, w13, w2, activations=rows
                 )
                 cells.append(Cell(name, count, way, call))  # type: ignore[arg-type]
         yield cells
