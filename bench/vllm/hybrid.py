@@ -30,8 +30,11 @@ SIZES = {
 }  # fmt: skip
 PROMPTS = ([1, 2, 3, 4, 5, 6, 7], [9, 8, 7], [100, 50, 25, 12, 6, 3, 1, 200, 201], list(range(3, 90)))
 TOKENS = 16
-TOLERANCE = 0.25
-"""Largest difference of logits by which vLLM's token may miss the highest one: both round to bfloat16, in other orders."""
+TOLERANCE = 0.5
+"""Largest difference of logits by which vLLM's token may miss the highest one.
+
+Sums have other orders, FP8 rows then round some values to a neighbour, and experts with close scores change places.
+"""
 
 
 def make_hybrid(folder: Path, blocks: tuple[str, ...] = BLOCKS, **changes: Any) -> Any:
@@ -102,6 +105,8 @@ def judged(folder: Path, tokens: list[list[int]], device: str) -> dict[str, Any]
     )
     is_quantized = "quantization_config" in json.loads((folder / "config.json").read_text())
     model = (ours.load if is_quantized else AutoModelForCausalLM.from_pretrained)(folder, **options)
+    if device == "cpu":  # some loaders of transformers keep the file's dtype for tensors that they rename
+        torch.nn.Module.float(model)
     equal, missed, spread = 0, 0.0, 0.0
     for prompt, answer in zip(PROMPTS, tokens, strict=True):
         ids = torch.tensor([[*prompt, *answer]], device=device)

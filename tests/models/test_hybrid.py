@@ -7,6 +7,7 @@ pytest.importorskip(
     "transformers", reason="transformers is not installed; make test-transformers installs it"
 )
 
+from nvfp4_cute.bench.vllm.hybrid import make_hybrid
 from nvfp4_cute.cli import main
 from nvfp4_cute.models import transformers as ours
 from nvfp4_cute.models.vllm.taken import refusal
@@ -15,17 +16,12 @@ from nvfp4_cute.models.vllm.taken import refusal
 @pytest.mark.parametrize(("layout", "latent"), [("modelopt", 32), ("compressed-tensors", None)])
 def test_a_mixture_for_a_hybrid_model(tmp_path, layout, latent):
     """Also with experts in a latent space, whose projections are layers of the model."""
-    from transformers import AutoConfig, AutoModelForCausalLM
-
-    config = AutoConfig.for_model(
-        "nemotron_h", vocab_size=128, hidden_size=64, num_attention_heads=2, num_key_value_heads=1, head_dim=32,
-        intermediate_size=96, layers_block_type=["mamba", "attention", "moe", "mamba"], mamba_num_heads=4, mamba_head_dim=32,
-        ssm_state_size=16, n_groups=2, n_routed_experts=4, num_experts_per_tok=2, moe_intermediate_size=64,
-        moe_shared_expert_intermediate_size=64, chunk_size=8, initializer_range=0.15, moe_latent_size=latent,
+    model = make_hybrid(
+        tmp_path / "in", ("mamba", "attention", "moe", "mamba"), vocab_size=128, hidden_size=64, num_attention_heads=2,
+        num_key_value_heads=1, head_dim=32, intermediate_size=96, mamba_num_heads=4, mamba_head_dim=32, ssm_state_size=16,
+        n_routed_experts=4, moe_intermediate_size=64, moe_shared_expert_intermediate_size=64, chunk_size=8,
+        initializer_range=0.15, moe_latent_size=latent,
     )  # fmt: skip
-    torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).eval()
-    model.save_pretrained(tmp_path / "in")
     command = [
         "quantize",
         str(tmp_path / "in"),

@@ -22,6 +22,7 @@ from int4_files import AWQ, GPTQ, compressed_tensors, write_int4  # noqa: E402
 from lockstep import Lockstep, Recorded, closeness  # noqa: E402
 from vllm.model_executor.layers.fused_moe import RoutedExperts  # noqa: E402
 
+from nvfp4_cute.bench.vllm import hybrid  # noqa: E402
 from nvfp4_cute.errors import UnsupportedProblem  # noqa: E402
 from nvfp4_cute.models import transformers as ours  # noqa: E402
 from nvfp4_cute.models.checkpoints import Checkpoint  # noqa: E402
@@ -331,6 +332,43 @@ def test_a_recipe_by_type_of_layer(tmp_path, kind, layout):
             assert "ExpertsMethod" in kinds.values()
         got = vllm_tokens.tokens(llm)
     check_tokens(tmp_path / "m", got, tolerance=0.5)
+
+
+@pytest.mark.parametrize("layout", ["modelopt", pytest.param("compressed-tensors", marks=pytest.mark.slow)])
+def test_a_hybrid_by_type_of_layer(tmp_path, layout):
+    """Mamba and MLP are FP8 and vLLM's, attention has 16 bits, the output layer is this package's; tokens are transformers'."""
+    hybrid.make_hybrid(tmp_path / "in", hybrid.CPU_BLOCKS)
+    folder = hybrid.quantize_hybrid(tmp_path / "in", tmp_path / "m", layout)
+    found = hybrid.served(folder, "cpu")
+    assert found["quantization"] == "nvfp4_cute" and found["computed"]["lm_head"] == "LinearMethod"
+    assert found["computed"]["qkv_proj"] == "UnquantizedLinearMethod"
+    for name in ("in_proj", "out_proj", "up_proj", "down_proj"):
+        assert found["computed"][name] in ("CompressedTensorsLinearMethod", "ModelOptLinearMethod")
+    judged = hybrid.judged(folder, found["tokens"], "cpu")
+    assert judged["missed"] <= hybrid.TOLERANCE and judged["equal"] >= 0.8 * judged["of"]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_hybrid_with_experts(tmp_path, monkeypatch):
+    """vLLM's CPU platform refuses experts without a gate, for lack of a kernel of its own. The plug-in computes them here."""
+    from vllm.model_executor.layers.fused_moe import config
+
+    class Platform:
+        def __getattr__(self, name):
+            return getattr(real, name)
+
+        def is_xpu(self):
+            return True
+
+    real = config.current_platform
+    monkeypatch.setattr(config, "current_platform", Platform())
+    hybrid.make_hybrid(tmp_path / "in")
+    folder = hybrid.quantize_hybrid(tmp_path / "in", tmp_path / "m", "modelopt")
+    found = hybrid.served(folder, "cpu")
+    assert found["computed"]["routed_experts"] == "ExpertsMethod"
+    judged = hybrid.judged(folder, found["tokens"], "cpu")
+    assert judged["missed"] <= hybrid.TOLERANCE and judged["equal"] >= 0.8 * judged["of"]
 
 
 def test_lora_is_refused_by_name(monkeypatch):
