@@ -12,8 +12,8 @@ import torch
 from nvfp4_cute.activation import Activation, activation_of
 from nvfp4_cute.formats.block_format import INT8, INT8_PAIR, NVFP4, BlockFormat, ScaleLayout
 from nvfp4_cute.formats.codecs import decode_blocks
+from nvfp4_cute.formats.fp8_order import in_rows
 from nvfp4_cute.formats.scale_layout import as_blocked, from_blocked, to_blocked
-from nvfp4_cute.formats.slabs import in_rows
 
 OUT_DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 INTEGER_DTYPES = (*OUT_DTYPES, torch.int32)

@@ -15,8 +15,6 @@ from nvfp4_cute.formats.block_format import (
     ATOM_BYTES,
     NVFP4,
     PADDED_ALIGN_BYTES,
-    PART_BYTES,
-    SLAB_ROWS,
     TMA_ALIGN_BYTES,
     BlockFormat,
 )
@@ -173,30 +171,6 @@ def rows_atom(
     swizzle = cute.make_swizzle(SWIZZLE_BITS[box_k * element.bits // 8], 4, 3)
     box = cute.make_composed_layout(swizzle, 0, cute.make_layout((box_k, box_rows, 1)))
     return _atom(tensor, box, (box_k, box_rows, 1), cutlass.Uint8 if element.is_padded else None)
-
-
-def slabs_atom(view: OperandView, box_rows: int):
-    """Returns the TMA atom for swizzled boxes of ``box_rows`` weights in slabs (``formats.slabs``): 64 bytes of each row.
-
-    The box has the shared memory of ``rows_atom`` with 64 bytes per row. Coordinates: :func:`slabs_coordinates`.
-
-    Args:
-        view: weights of 4 bits, whose K is a multiple of 128.
-    """
-    row_bytes, slabs = view.k // 2, view.rows // SLAB_ROWS
-    batch_bytes = cute.assume(view.batch_pitch // 2, TMA_ALIGN_BYTES)
-    shape = (PART_BYTES, SLAB_ROWS, slabs, row_bytes // PART_BYTES, view.batch)
-    slab_bytes = cute.assume(Int64(row_bytes) * SLAB_ROWS, SLAB_ROWS * PART_BYTES)
-    strides = (1, PART_BYTES, slab_bytes, SLAB_ROWS * PART_BYTES, batch_bytes)
-    tensor = cute.make_tensor(global_ptr(cutlass.Uint8, view.data), cute.make_layout(shape, stride=strides))
-    tiler = (PART_BYTES, SLAB_ROWS, box_rows // SLAB_ROWS, 1, 1)
-    swizzle = cute.make_swizzle(SWIZZLE_BITS[PART_BYTES], 4, 3)
-    return _atom(tensor, cute.make_composed_layout(swizzle, 0, cute.make_layout(tiler)), tiler)
-
-
-def slabs_coordinates(part: Int32, row: Int32, batch: Int32) -> tuple:
-    """Returns the coordinates of a box of :func:`slabs_atom`. part: number of the 64 bytes of each row. row: multiple of 8."""
-    return 0, 0, row // SLAB_ROWS, part, batch
 
 
 def _scale_atoms(operands: list, box: tuple[int, int] | None, block_k: int) -> list:

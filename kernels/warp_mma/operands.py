@@ -243,17 +243,11 @@ class Loads:
         atom, in_band = unit // self.layout.atom_units, self.layout.octet(unit) * OCTET + lane.group
         offset = k_step * STEP_BYTES + lane.quad * VECTOR_BYTES
         first_row = atom * (BANDS * BAND_ROWS) + in_band
-        # The last step of a row may be shorter, and then its parts of a slab are shorter as well.
-        row_bytes = k * self.decoding.format.element.bits // 8
-        step_bytes = cutlass.min(row_bytes - k_step * STEP_BYTES, STEP_BYTES)
-        in_slab = k_step * (STEP_BYTES * OCTET) + lane.group * step_bytes + lane.quad * VECTOR_BYTES
         for band in cutlass.range_constexpr(BANDS):
             operand, rows = self.layout.band(unit, band)
             weights, row = self.weights[operand], first_row + rows * BAND_ROWS
             pitch = select_slot(weights.pitch, slot)
             in_operand = Int64(row) * pitch + offset
-            if cutlass.const_expr(self.decoding.format.order == "slabs"):
-                in_operand = Int64(row - lane.group) * pitch + in_slab
             batch = Int64(self.batch(place)) * weights.batch_pitch
             address = select_slot(weights.data, slot) + batch + in_operand
             loaded = load_or_zeros(address, is_inside & (row < n), READ_ONCE)

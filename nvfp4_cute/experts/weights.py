@@ -8,7 +8,6 @@ import torch
 from nvfp4_cute.formats.block_format import NVFP4, BlockFormat
 from nvfp4_cute.formats.block_scaled import BlockScaledTensor
 from nvfp4_cute.formats.exact_fp8 import mxfp4_for_fp8
-from nvfp4_cute.formats.slabs import to_slabs
 from nvfp4_cute.ops.quantize import quantize
 
 LINE_BYTES = 128
@@ -43,14 +42,6 @@ class ExpertWeights:
         """
         made = quantize(weights, format=format, global_scale="per_batch" if format.has_global_scale else None)
         return cls(in_whole_lines(made.data), made.scale, made.global_scale, format)
-
-    def in_slabs(self) -> "ExpertWeights":
-        """Copies the weights into slabs of eight rows, which ``moe(activations="16bit")`` reads faster if there are few rows.
-
-        Layers with other activations cannot read slabs, nor can sm_90a's kernel for many rows unless weights have 4 bits and K is
-        a multiple of 128. N is a multiple of 8.
-        """
-        return ExpertWeights(to_slabs(self.data), self.scale, self.global_scale, self.format.in_slabs)
 
     def for_fp8(self) -> "ExpertWeights":
         """Copies MXFP4 weights into MXFP4_FP8. Raises what ``mxfp4_for_fp8`` raises."""

@@ -109,8 +109,8 @@ class BlockFormat:
         block_rows: rows that share a scale.
         has_global_scale: whether a tensor also has one float32 factor.
         scale_layout: layout in which kernels read the scales: "blocked", in atoms of 128 rows by 4 blocks, or "rowmajor".
-        order: order of the data in memory: "rows"; for weights only also "slabs" of eight rows
-            (:mod:`nvfp4_cute.formats.slabs`), or "fp8" within blocks (:mod:`nvfp4_cute.formats.fp8_order`).
+        order: order of the data in memory: "rows"; for weights only also "fp8" within blocks
+            (:mod:`nvfp4_cute.formats.fp8_order`).
         scaling: how quantization finds block scales: from the block's "amax", or by "four_over_six".
     """
 
@@ -121,7 +121,7 @@ class BlockFormat:
     block_rows: int = 1
     has_global_scale: bool = False
     scale_layout: ScaleLayout = "blocked"
-    order: Literal["rows", "slabs", "fp8"] = "rows"
+    order: Literal["rows", "fp8"] = "rows"
     scaling: Literal["amax", "four_over_six"] = "amax"
 
     def __str__(self) -> str:
@@ -166,16 +166,6 @@ class BlockFormat:
     def global_scale_divisor(self) -> float:
         """Returns the largest magnitude divided by its automatic global scale: largest element times largest block scale."""
         return self.element.max * self.largest_scale
-
-    @property
-    def in_slabs(self) -> "BlockFormat":
-        """Returns this format with data in slabs."""
-        return SLABS[self.name] if self.order == "rows" else self
-
-    @property
-    def in_rows(self) -> "BlockFormat":
-        """Returns this format with data in rows."""
-        return format_named(self.name.removesuffix(SLABS_SUFFIX))
 
     @property
     def has_zero_points(self) -> bool:
@@ -392,14 +382,6 @@ INT4_FORMATS = {
 }
 
 
-# Suffix of the names of formats in slabs (``formats.slabs``), rows of a slab, and contiguous bytes of each row.
-SLABS_SUFFIX, SLAB_ROWS, PART_BYTES = "_slabs", 8, 64
-SLABS = {
-    name: replace(f, name=name + SLABS_SUFFIX, order="slabs") for name, f in (FORMATS | INT4_FORMATS).items()
-}
-_WEIGHTS_BY_NAME = {f.name: f for f in (*SLABS.values(), MXFP4_FP8)}
-
-
 def int4_format(
     block_k: int = 128, scale_dtype: "str | torch.dtype" = "bfloat16", *, zero_points: bool = False
 ) -> BlockFormat:
@@ -434,11 +416,12 @@ def int4_format(
     return found
 
 
+_OTHERS = {f.name: f for f in (FOUR_OVER_SIX, MXFP4_FP8)}
+
+
 def format_named(name: str, argument: str = "format") -> BlockFormat:
     """Returns the record with this name. Raises ValueError, with a list of all names, if there is none."""
-    if name == FOUR_OVER_SIX.name:
-        return FOUR_OVER_SIX
-    found = FORMATS.get(name) or INT4_FORMATS.get(name) or _WEIGHTS_BY_NAME.get(name)
+    found = FORMATS.get(name) or INT4_FORMATS.get(name) or _OTHERS.get(name)
     if found is None:
         raise ValueError(f"{argument}={name!r} is unknown; use one of {', '.join((*FORMATS, *INT4_FORMATS))}")
     return found

@@ -37,6 +37,7 @@ from nvfp4_cute.formats.codecs import (
     encode,
     pack_e2m1,
 )
+from nvfp4_cute.formats.fp8_order import in_rows
 from nvfp4_cute.formats.global_scale import (
     PER_ROW,
     check_factor,
@@ -45,7 +46,6 @@ from nvfp4_cute.formats.global_scale import (
 )
 from nvfp4_cute.formats.pickling import restored
 from nvfp4_cute.formats.scale_layout import from_blocked, to_blocked
-from nvfp4_cute.formats.slabs import in_rows
 from nvfp4_cute.formats.zero_points import quantize_with_zero_points
 
 Self = TypeVar("Self", bound="BlockScaledTensor")

@@ -11,9 +11,11 @@ and 1 hold a part of the largest scale, a ue8m0 code: its bits 2j and 2j+1 in th
 times 2^-8 to 2^6, which are 15 powers of two. A row whose blocks span more raises. Blocks of zeros may have any scale.
 """
 
+from dataclasses import replace
+
 import torch
 
-from nvfp4_cute.formats.block_format import E4M3_POWERS, ROW_EXPONENT
+from nvfp4_cute.formats.block_format import E4M3_POWERS, ROW_EXPONENT, BlockFormat
 from nvfp4_cute.formats.codecs import pack_e2m1, unpack_e2m1
 
 LANES, LANE_VALUES = 4, 4
@@ -35,6 +37,11 @@ def from_fp8_order(data: torch.Tensor) -> torch.Tensor:
     nibbles = unpack_e2m1(data).unflatten(-1, (-1, LANES, 2, LANE_VALUES))
     signs = (nibbles & SIGN).reshape(*nibbles.shape[:-2], LANE_VALUES, 2).transpose(-2, -1).flip(-2)
     return pack_e2m1((nibbles & MAGNITUDE | signs).transpose(-3, -2).flatten(-4))
+
+
+def in_rows(data: torch.Tensor, format: BlockFormat) -> tuple[torch.Tensor, BlockFormat]:
+    """Returns weights in rows and their format. Copies weights in another order, whose scales stay relative."""
+    return (from_fp8_order(data), replace(format, order="rows")) if format.order == "fp8" else (data, format)
 
 
 def relative_scales(scale: torch.Tensor, is_zero: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -134,13 +134,10 @@ class WeightOnlyTask(GroupsTask):
         out_dtype: Any = problem.out_dtype  # never a format's name: ``rules.check_result_of_pair``
         family = weight_only_family_of(arch, self.chosen)
         check_weights(arch, dtype, problem.b_format, family.PAIRS)
-        step = family.k_multiple(problem.b_format)
+        step = family.K_MULTIPLE
         for b in self.operands.b:
             if b.k % step:
-                order = problem.b_format.order
-                raise UnsupportedProblem(
-                    f"K={b.k} with weights in {order}; multiples of {step} have a kernel: pad K"
-                )
+                raise UnsupportedProblem(f"K={b.k}; multiples of {step} have a kernel: pad K")
         groups = problem.num_groups
         if problem.form == "list":
             check_list_groups(groups, weights_of(problem.gate))

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 from oracle import assert_bitwise_equal
-from weight_only_check import in_slabs, task
+from weight_only_check import task
 
 from nvfp4_cute import backends
 from nvfp4_cute.backends.emulator import observe
@@ -36,25 +36,6 @@ def compute(arch="sm_90a", mode="eager", **arguments):
         backends.run_task(f"emulator:{arch}", made)
     expected.reference()
     return made.out, expected.out
-
-
-@pytest.mark.sampled(2)
-@pytest.mark.parametrize("format", [NVFP4, MXFP8[0], FP8_128x128], ids=lambda format: format.name)
-@pytest.mark.parametrize("k", [384, 352])
-@pytest.mark.parametrize("num_b", [1, 2])
-def test_slabs(format, k, num_b):
-    """Weights in slabs give the same bits as weights in rows. The last part of a slab may be short."""
-    gate = Gate("relu2", None, "separate") if num_b == 2 and format is not FP8_128x128 else None
-    k = 384 if format is FP8_128x128 else k
-    shape = dict(form="ragged", rows=(0, 4, 9), n=136, k=k, gate=gate, format=format)
-    rows, slabs = task(chosen=config(), **shape), in_slabs(task(chosen=config(), **shape))
-    with observe(check=True):
-        for made in (rows, slabs):
-            backends.run_task("emulator:sm_90a", made)
-    assert_bitwise_equal(slabs.out[0], rows.out[0])
-    expected = in_slabs(task(chosen=config(), **shape))
-    expected.reference()
-    torch.testing.assert_close(expected.out[0], slabs.out[0], rtol=2e-6, atol=2e-6, equal_nan=True)
 
 
 def check(**arguments):

@@ -5,11 +5,9 @@ import torch
 from oracle import assert_bitwise_equal
 from sm90_check import assert_mmas_overlap
 from weight_only_check import (
-    EMULATED,
     ROWS,
     config,
     dual,
-    in_slabs,
     largest_candidates,
     on_gpu,
     run_both,
@@ -21,7 +19,6 @@ from nvfp4_cute.backends.emulator import observe
 from nvfp4_cute.compile.cache import get_kernel
 from nvfp4_cute.compile.weight_only_keys import WeightOnlyKey
 from nvfp4_cute.errors import ConfigError, UnsupportedProblem
-from nvfp4_cute.formats.block_format import MXFP4, NVFP4, int4_format
 from nvfp4_cute.formats.codecs import decode_ue4m3
 from nvfp4_cute.formats.scale_layout import to_blocked
 from nvfp4_cute.launch import workspace
@@ -57,35 +54,6 @@ def test_ragged(chosen, dtype, mode):
     assert_same_bits(
         form="ragged", rows=ROWS, n=200, k=336, chosen=chosen, dtype=dtype, has_alpha=True, mode=mode
     )
-
-
-@pytest.mark.sampled(1)
-@pytest.mark.parametrize(
-    ("format", "form", "chosen", "gate"),
-    [
-        (NVFP4, "ragged", dual(16, num_cta=3), SILU),
-        (int4_format(32), "list", config(32, 256, stream_k=True, num_cta=4), None),
-        (MXFP4, "masked", config(64, multicast_n=2, num_cta=4), None),
-        (NVFP4, "batched", config(16, split_k=2, num_cta=4), None),
-    ],
-    ids=str,
-)
-def test_slabs(format, form, chosen, gate):
-    """Weights in slabs give the bits of weights in rows: a last tile with few rows, and several parts of a slab."""
-    rows = (5,) * 3 if form == "batched" else ROWS
-    how = {"form": form, "rows": rows, "n": 200, "k": 384, "chosen": chosen, "gate": gate, "format": format}
-    in_rows, made = task(**how), in_slabs(task(**how))
-    for one in (in_rows, made):
-        with observe(check=True):
-            backends.run_task(EMULATED, one)
-    for got, want in zip(made.out, in_rows.out, strict=True):
-        assert_bitwise_equal(got, want)
-
-
-def test_slabs_have_whole_parts():
-    made = in_slabs(task(form="list", rows=(3,), n=64, k=160, chosen=config(16)))
-    with pytest.raises(UnsupportedProblem, match="K=160 with weights in slabs; multiples of 128"):
-        made.key("sm_90a")
 
 
 @pytest.mark.slow

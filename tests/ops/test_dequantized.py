@@ -8,7 +8,15 @@ from nvfp4_cute import MoE, QuantizedLinear, dequantize, gemm, grouped_gemm, qua
 from nvfp4_cute.backends.emulator import observe
 from nvfp4_cute.batch_invariance import set_batch_invariant
 from nvfp4_cute.compile.cache import planning
-from nvfp4_cute.formats.block_format import INT8, MXFP4, MXFP8_E4M3, NVFP4, FP8_128x128, int4_format
+from nvfp4_cute.formats.block_format import (
+    INT8,
+    MXFP4,
+    MXFP4_FP8,
+    MXFP8_E4M3,
+    NVFP4,
+    FP8_128x128,
+    int4_format,
+)
 from nvfp4_cute.ops import parts
 from nvfp4_cute.ops.parts import dequantized
 from nvfp4_cute.planning.arch.dequantized import LEAST_ROWS
@@ -98,7 +106,7 @@ def test_who_stays_with_kernels(first):
     assert dequantized.is_for_gemm(some(LEAST_ROWS, 64), *args, BACKEND)
     assert not dequantized.is_for_gemm(some(LEAST_ROWS - 1, 64), *args, BACKEND)
     assert not dequantized.is_for_gemm(some(LEAST_ROWS, 64), *args, "reference")
-    assert not dequantized.is_for_gemm(some(LEAST_ROWS, 64), w.data, NVFP4.in_slabs, BF16, BACKEND)
+    assert not dequantized.is_for_gemm(some(LEAST_ROWS, 64), w.data, MXFP4_FP8, BF16, BACKEND)
     with set_batch_invariant():
         assert not dequantized.is_for_gemm(some(LEAST_ROWS, 64), *args, BACKEND)
 

@@ -10,7 +10,6 @@ from nvfp4_cute.backends.emulator import observe
 from nvfp4_cute.formats.block_format import NVFP4
 from nvfp4_cute.formats.codecs import encode, encode_e4m3, encode_ue8m0
 from nvfp4_cute.formats.scale_layout import to_blocked
-from nvfp4_cute.formats.slabs import to_slabs
 from nvfp4_cute.formats.zero_points import scale_words
 from nvfp4_cute.gpus.targets import H200
 from nvfp4_cute.launch.weight_only import WeightOnlyTask
@@ -122,18 +121,6 @@ def task(
         (), operands[0], out, alphas[0], operands[1] if two else (), alphas[1] if gate else None, sizes=sizes, activations=a,
     )  # fmt: skip
     return WeightOnlyTask(problem, checked, chosen, H200.gpu)
-
-
-def in_slabs(made):
-    """Returns the task with its weights in slabs."""
-    sides = {
-        name: tuple(
-            replace(x, data=to_slabs(x.data), format=x.format.in_slabs) for x in getattr(made.operands, name)
-        )
-        for name in ("b", "b2")
-    }
-    problem = replace(made.problem, b_format=made.problem.b_format.in_slabs)
-    return replace(made, problem=problem, operands=replace(made.operands, **sides))
 
 
 def on_gpu(made):

@@ -38,7 +38,7 @@ from nvfp4_cute.planning.arch.sm90_weight_only import (
 
 from ...common.fp32_scales import Scales
 from ...common.launch_args import read_groups, read_operands, read_outputs
-from ...common.operand_maps import Descriptors, prefetch_descriptors, rows_atom, slabs_atom
+from ...common.operand_maps import Descriptors, prefetch_descriptors, rows_atom
 from ...common.output_kind import OutputKind
 from ...common.output_table import OutputTable
 from ...common.ring import Ring, init_ring
@@ -95,10 +95,6 @@ class WeightOnlyGemmSm90(GroupedGemmVariant):
             Descriptors.encode(weights, [], boxes),
             n=[[rows_atom(view, dtype, 1, *row) for view in tokens]],
         )
-        if cutlass.const_expr(self.decoding.format.order == "slabs"):
-            descriptors = replace(
-                descriptors, m=[[slabs_atom(view, boxes.rows_m) for view in views] for views in weights]
-            )
         num_alphas = self.kind.num_products if self.has_alpha else 0
         outputs = read_outputs(
             values, rows, self.form, num_alphas, has_limit=self.has_limit, bias_dtype=self.bias_dtype
@@ -204,10 +200,9 @@ class WeightOnlyGemmSm90(GroupedGemmVariant):
         else:
             cute.arch.setmaxregister_decrease(schedule.other_registers)
             atom_tiles = tiles_of_sf_atom(self.decoding.format)
-            has_slabs = self.decoding.format.order == "slabs"
             boxes = config.work_tile_mnk[2] // self.box_k
             row = self.decoding.row_bytes, boxes, self.decoding.row_k
-            extents = (self.decoding.atoms, atom_tiles, *row, has_slabs)
+            extents = (self.decoding.atoms, atom_tiles, *row)
             load = LoadArgs(descriptors, weights, scales, tokens, plan, config, tiles, ring, *extents)
             if warp_idx == schedule.first_load_warp_id:
                 run_load_weights(load)

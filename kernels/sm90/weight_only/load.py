@@ -14,7 +14,7 @@ from nvfp4_cute.planning.arch.sm90_weight_only import WeightOnlySmem, token_box
 from nvfp4_cute.planning.config import KernelConfig
 
 from ...common.group_table import ceil_div
-from ...common.operand_maps import Descriptors, descriptor_addresses, slabs_coordinates
+from ...common.operand_maps import Descriptors, descriptor_addresses
 from ...common.ring import PRODUCER_PHASE, Ring, next_stage
 from ...common.shared_access import store_shared
 from ...common.tma_load import EVICT_FIRST, EVICT_LAST, tma_load
@@ -37,7 +37,6 @@ class LoadArgs:
         k_extent: bytes of a row of weights in a box, a K tile or a stage.
         boxes: boxes of each weight operand per stage.
         row_k: values of a token in 128 bytes.
-        has_slabs: whether weights are in slabs of eight rows.
     """
 
     descriptors: Descriptors
@@ -53,7 +52,6 @@ class LoadArgs:
     k_extent: int
     boxes: int
     row_k: int
-    has_slabs: bool
 
 
 @cute.jit
@@ -90,8 +88,6 @@ def run_load_weights(args: LoadArgs):
                     box, i = index * args.boxes + box_idx // count, box_idx % count
                     at = (stage * args.boxes * count + box_idx) * data_bytes + args.weights
                     where = (box * args.k_extent, row, batch)
-                    if cutlass.const_expr(args.has_slabs):
-                        where = slabs_coordinates(box, row, batch)
                     tma_load(at, data_maps[i], where, full.toint(), EVICT_FIRST, 1)
                 if cutlass.const_expr(scale_bytes > 0):
                     for box_idx in cutlass.range_constexpr(k_tiles * count):

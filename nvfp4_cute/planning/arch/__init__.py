@@ -120,13 +120,13 @@ def choose_weight_only(
     fitting = [
         family
         for family in weight_only_families(arch)
-        if (None, b_format) in family.PAIRS and all(k % family.k_multiple(b_format) == 0 for _, _, k in sizes)
+        if (None, b_format) in family.PAIRS and all(k % family.K_MULTIPLE == 0 for _, _, k in sizes)
     ]
     if not fitting:
         ks = sorted({k for _, _, k in sizes})
         raise UnsupportedProblem(
             f"{arch}: K is {', '.join(map(str, ks))} with 16-bit a and {b_format.title} weights; kernels there take "
-            f"multiples of {warp_mma.k_multiple(b_format)}: pad K with zeros"
+            f"multiples of {warp_mma.K_MULTIPLE}: pad K with zeros"
         )
 
     if parts:

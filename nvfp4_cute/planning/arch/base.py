@@ -378,8 +378,9 @@ class WeightOnlyFamily(Protocol):
     def PAIRS(self) -> Sequence[tuple[None, BlockFormat]]:
         """Supported pairs: None for 16-bit ``a``, and a format of ``b``."""
 
-    def k_multiple(self, b_format: BlockFormat) -> int:
-        """Returns the divisor of K."""
+    @property
+    def K_MULTIPLE(self) -> int:
+        """Divisor of K."""
 
     def resolve(self, config: KernelConfig, num_b: int = 1, b_format: BlockFormat = NVFP4) -> KernelConfig:
         """Returns ``config`` with an explicit number of stages."""

@@ -16,7 +16,6 @@ from nvfp4_cute.formats.block_format import (
     MXFP4_FP8,
     MXFP8,
     NVFP4,
-    SLABS_SUFFIX,
     BlockFormat,
     FP8_1xK,
     FP8_128x128,
@@ -44,10 +43,7 @@ from nvfp4_cute.problem import INT32_MAX
 
 ARCHS = ("sm_90a",)
 FOUR_BITS = (NVFP4, MXFP4, *INT4_FORMATS.values())
-PAIRS = tuple(
-    (None, b_format)
-    for b_format in (*FOUR_BITS, *MXFP8, FP8_128x128, INT8, *(one.in_slabs for one in FOUR_BITS))
-)
+PAIRS = tuple((None, b_format) for b_format in (*FOUR_BITS, *MXFP8, FP8_128x128, INT8))
 KERNEL = "sm90.weight_only.grouped_gemm.WeightOnlyGemmSm90"
 OPTIONS = ("multicast_n", "stream_k")
 K_MULTIPLE = 16
@@ -183,11 +179,6 @@ def token_bytes(b_format: BlockFormat) -> int:
 def slab_k(config: KernelConfig, b_format: BlockFormat) -> int:
     """Returns the values of K whose MMAs are one group: with FP8 tokens, half of a stage; otherwise half of a K tile."""
     return (config.work_tile_mnk[2] if has_fp8_tokens(b_format) else TILE_K) // 2
-
-
-def k_multiple(b_format: BlockFormat) -> int:
-    """Returns the divisor of K. Weights in slabs need whole K tiles."""
-    return TILE_K if b_format.order == "slabs" else K_MULTIPLE
 
 
 def has_scales_of_sums(b_format: BlockFormat) -> bool:
@@ -443,7 +434,7 @@ def times_of(b_format: BlockFormat) -> Times:
 
 def k_tile_factor(b_format: BlockFormat) -> float:
     """Returns the time of a K tile of a format relative to NVFP4."""
-    name = b_format.element.name if b_format.is_int4 else b_format.name.removesuffix(SLABS_SUFFIX)
+    name = b_format.element.name if b_format.is_int4 else b_format.name
     return K_TILE_FACTORS.get(name, 1.0)
 
 

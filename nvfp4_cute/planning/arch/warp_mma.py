@@ -20,9 +20,7 @@ ARCHS = (*sm80.ARCHS, "sm_90a", "sm_100a", "sm_103a", "sm_110a", "sm_120a", "sm_
 KERNEL = "warp_mma.grouped_gemm.WarpMmaGemm"
 OPTIONS = ("stream_k", "use_warp_mma")
 PAIRS = tuple(
-    (None, b_format)
-    for in_rows in (NVFP4, MXFP4, *MXFP8, FP8_128x128, INT8, *INT4_FORMATS.values())
-    for b_format in (in_rows, in_rows.in_slabs)
+    (None, b_format) for b_format in (NVFP4, MXFP4, *MXFP8, FP8_128x128, INT8, *INT4_FORMATS.values())
 )
 WARP_SIZE = 32
 # Weight rows per warp; for each row, bytes per step and 4-bit values per step.
@@ -88,11 +86,6 @@ class Warps:
     def threads(self) -> int:
         """Number of threads."""
         return self.count * WARP_SIZE
-
-
-def k_multiple(b_format: BlockFormat) -> int:
-    """Returns the divisor of K."""
-    return K_MULTIPLE
 
 
 def warps_of(config: KernelConfig) -> Warps:
