@@ -49,7 +49,7 @@ def activate(x: Float32, activation: cutlass.Constexpr) -> Float32:
     result = x
     name = cutlass.const_expr(parse(activation).name)
     if cutlass.const_expr(name == "relu2"):
-        positive = cutlass.max(x, Float32(0.0))
+        positive = ptx.max_nan(x, Float32(0.0))
         result = positive * positive
     elif cutlass.const_expr(name == "relu"):
         result = ptx.max_nan(x, Float32(0.0))
