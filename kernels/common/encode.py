@@ -42,34 +42,47 @@ class RoundE2M1:
     def pack(cls, values: list, words: list) -> list:
         """Returns words of eight codes. ``words``: words of two inputs, for their sign bits."""
         return [
-            cls._codes(values[first : first + 8]) | cls._signs(words[first // 2 : first // 2 + 4])
-            for first in range(0, len(values), 8)
+            codes | signs
+            for codes, signs in zip(cls.codes(cls.rounded(values)), cls.signs(words), strict=True)
         ]
 
     @staticmethod
-    def _codes(values: list) -> Uint32:
-        bits = []
+    def rounded(values: list) -> list:
+        """Returns a word per magnitude whose low 24 bits are its code."""
+        found = []
         for y in values:
             low = ptx.fma_f32(y, Float32(2.0), Float32(TWO_23))
             middle = y + Float32(TWO_23 + 2)
             high = ptx.fma_f32(y, Float32(0.5), Float32(TWO_23 + 4))
-            bits.append(ptx.bits_of(ptx.least(ptx.least(low, middle), ptx.least(high, Float32(TWO_23 + 7)))))
-        even, odd = (
-            ptx.prmt(
-                ptx.prmt(bits[i], bits[i + 2], Uint32(0x40)),
-                ptx.prmt(bits[i + 4], bits[i + 6], Uint32(0x40)),
-                Uint32(0x5410),
-            )
-            for i in (0, 1)
-        )
-        return even | odd << 4
+            found.append(ptx.bits_of(ptx.least(ptx.least(low, middle), ptx.least(high, Float32(TWO_23 + 7)))))
+        return found
 
     @staticmethod
-    def _signs(words: list) -> Uint32:
-        # The top bits of bytes 1 and 3 of a word are the signs of its two elements.
-        pairs = [ptx.prmt(words[i], words[i + 1], Uint32(0x7351)) for i in (0, 2)]
-        even, odd = (ptx.prmt(*pairs, Uint32(selector)) for selector in (0x5410, 0x7632))
-        return (even & Uint32(BYTE_SIGNS)) >> 4 | odd & Uint32(BYTE_SIGNS)
+    def codes(rounded: list) -> list:
+        """Returns words of eight codes, from what :meth:`rounded` returned."""
+        found = []
+        for first in range(0, len(rounded), 8):
+            even, odd = (
+                ptx.prmt(
+                    ptx.prmt(rounded[i], rounded[i + 2], Uint32(0x40)),
+                    ptx.prmt(rounded[i + 4], rounded[i + 6], Uint32(0x40)),
+                    Uint32(0x5410),
+                )
+                for i in (first, first + 1)
+            )
+            found.append(even | odd << 4)
+        return found
+
+    @staticmethod
+    def signs(words: list) -> list:
+        """Returns words of eight sign bits, each the top bit of a nibble, from words of two inputs."""
+        found = []
+        for first in range(0, len(words), 4):
+            # The top bits of bytes 1 and 3 of a word are the signs of its two elements.
+            pairs = [ptx.prmt(words[i], words[i + 1], Uint32(0x7351)) for i in (first, first + 2)]
+            even, odd = (ptx.prmt(*pairs, Uint32(selector)) for selector in (0x5410, 0x7632))
+            found.append((even & Uint32(BYTE_SIGNS)) >> 4 | odd & Uint32(BYTE_SIGNS))
+        return found
 
 
 class ConvertFP8:
@@ -119,9 +132,9 @@ class Encoding:
 
 
 @cute.jit
-def without_signs_of_nan(values: cute.Tensor, signs: list, amax: Float32) -> list:
+def without_signs_of_nan(values: list, signs: list, amax: Float32) -> list:
     """Returns words of signs, cleared where a value is NaN: e2m1 has no NaN, and it becomes +6 whatever its sign."""
-    size = cute.size(values)
+    size = len(values)
     cleared = cute.make_rmem_tensor(size // 2, Uint32)
     for i in cutlass.range_constexpr(size // 2):
         cleared[i] = signs[i]

@@ -200,7 +200,7 @@ def encode_quotients(
         error = ptx.fma_f32(estimate, divisor, -values[i])
         values[i] = ptx.fma_f32(-error, inverse, estimate)
     if cutlass.const_expr(not encode.signed):
-        signs = without_signs_of_nan(values, signs, amax)
+        signs = without_signs_of_nan([values[i] for i in range(size)], signs, amax)
     return encode.element.pack([values[i] for i in range(size)], signs)
 
 
