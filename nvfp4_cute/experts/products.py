@@ -11,6 +11,7 @@ from nvfp4_cute.batch_invariance import is_batch_invariant
 from nvfp4_cute.errors import UnsupportedProblem
 from nvfp4_cute.experts.activation import IDENTITY
 from nvfp4_cute.experts.checks import (
+    PER_ROW_SUFFIX,
     check_expert_weights,
     check_first_expert,
     check_row_scales,
@@ -23,8 +24,17 @@ from nvfp4_cute.experts.middle import activate, activate_quantize, activate_quan
 from nvfp4_cute.experts.permutation import Permutation
 from nvfp4_cute.experts.records import LAYOUTS, Activations, ExpertLayout, Experts, LayerOfExperts
 from nvfp4_cute.experts.weights import per_expert, product_factors
+from nvfp4_cute.formats.block_format import (
+    INT4_FORMATS,
+    INT8,
+    MXFP4,
+    MXFP4_FP8,
+    MXFP8,
+    BlockFormat,
+    FP8_1xK,
+    FP8_128x128,
+)
 from nvfp4_cute.formats.block_format import NVFP4 as NVFP4_FORMAT
-from nvfp4_cute.formats.block_format import BlockFormat, FP8_1xK
 from nvfp4_cute.launch import tuned
 from nvfp4_cute.launch.plan import config_of
 from nvfp4_cute.operands import rules as checks
@@ -35,6 +45,16 @@ from nvfp4_cute.planning.arch import choose_weight_only, parts_of_k
 from nvfp4_cute.planning.config import KernelConfig
 from nvfp4_cute.problem import Activation, Gate, GroupedProblem, OutDtype, num_weights
 
+# Activations that can be multiplied by weights of each format, the usual ones first; 16-bit rows by weights of any other format.
+MX_ROWS: tuple[Activations, ...] = ("mxfp8_e4m3", "mxfp8_e5m2", "mxfp4", "16bit")
+ROWS: dict[BlockFormat, tuple[Activations, ...]] = {
+    NVFP4_FORMAT: ("nvfp4", "nvfp4_four_over_six", "16bit"),
+    **dict.fromkeys((MXFP4, *MXFP8), MX_ROWS),
+    FP8_128x128: ("16bit", "fp8_1x128"),
+    INT8: ("16bit", "int8"),
+    **dict.fromkeys(INT4_FORMATS.values(), ("16bit",)),
+    MXFP4_FP8: ("fp8_1xk",),
+}
 # Both halves of concatenated weights have scales in separate blocks if they have a multiple of this many rows.
 FUSED_ROWS = 256
 # Signatures of operands that passed all checks.
@@ -69,6 +89,8 @@ class LocalExperts:
         checks.check_choice("weight_layout", first.layout, LAYOUTS)
         check_first_expert(layer.first_expert)
         experts = _check_weights(x, first.weight, second.weight, first.layout)
+        for name, one in (("w13", first), ("w2", second)):
+            check_activations(activations, one.weight.format, name)
         _check_bias(first.bias, x, (experts, first.weight.data.shape[1]))
         for name, scale in (("input_scale", input_scale), ("hidden_scale", hidden_scale)):
             checks.global_scales(name, scale, experts, x.device, of="expert", allows_one=True)
@@ -353,6 +375,21 @@ def _check_bias(bias13: torch.Tensor | None, x: torch.Tensor, shape: tuple[int, 
             f"{list(shape)}, as x and the rows of w13"
         )
     checks.check_aligned("bias13", bias13)
+
+
+def check_activations(activations: str, format: BlockFormat, name: str = "") -> None:
+    """Raises UnsupportedProblem unless a GPU multiplies rows in ``activations``, see ``moe``, by weights of this format.
+
+    name: name of the weights, for messages.
+    """
+    served = ROWS.get(format.stored, ("16bit",))
+    if activations.removesuffix(PER_ROW_SUFFIX) in served:
+        return
+    fix = f"use {' or '.join(map(repr, served))}"
+    if format == MXFP4 and activations == "fp8_1xk":
+        fix += ", or prepare the weights with mxfp4_for_fp8"
+    weights = f"{format.title} weights {name}".rstrip()
+    raise UnsupportedProblem(f"activations={activations!r} with {weights}; {fix}")
 
 
 def _check_weights(x: torch.Tensor, w13: Any, w2: Any, layout: str) -> int:

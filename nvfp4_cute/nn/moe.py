@@ -10,7 +10,6 @@ from nvfp4_cute import backends, private_api
 from nvfp4_cute.activation import SILU, Activation, activation_of
 from nvfp4_cute.errors import UnsupportedProblem
 from nvfp4_cute.experts.checks import (
-    PER_ROW_SUFFIX,
     check_expert_weights,
     check_row_scales,
     kernel_ids,
@@ -18,6 +17,7 @@ from nvfp4_cute.experts.checks import (
 )
 from nvfp4_cute.experts.moe import FP8_ROWS, compute
 from nvfp4_cute.experts.placement import Placement
+from nvfp4_cute.experts.products import ROWS, check_activations
 from nvfp4_cute.experts.records import (
     LAYOUTS,
     ActivationFormat,
@@ -29,14 +29,9 @@ from nvfp4_cute.experts.records import (
 )
 from nvfp4_cute.experts.weights import ExpertWeights, in_whole_lines, per_expert, product_factors
 from nvfp4_cute.formats.block_format import (
-    INT4_FORMATS,
-    INT8,
     MXFP4,
-    MXFP4_FP8,
-    MXFP8,
     NVFP4,
     BlockFormat,
-    FP8_128x128,
     as_format,
 )
 from nvfp4_cute.formats.block_scaled import BlockScaledTensor, check_is_tensor
@@ -51,17 +46,6 @@ from nvfp4_cute.operands.rules import check_choice, global_scales
 K_STEP = 32
 # Options that ``from_experts`` and ``from_quantized`` decide.
 DECIDED = ("num_experts", "hidden_size", "intermediate_size", "bias", "device")
-# Activations that can be multiplied by weights of each format, the usual ones first.
-MX_ROWS: tuple[Activations, ...] = ("mxfp8_e4m3", "mxfp8_e5m2", "mxfp4", "16bit")
-ROWS: dict[BlockFormat, tuple[Activations, ...]] = {
-    NVFP4: ("nvfp4", "nvfp4_four_over_six", "16bit"),
-    **dict.fromkeys((MXFP4, *MXFP8), MX_ROWS),
-    FP8_128x128: ("16bit", "fp8_1x128"),
-    INT8: ("16bit", "int8"),
-    **dict.fromkeys(INT4_FORMATS.values(), ("16bit",)),
-    MXFP4_FP8: ("fp8_1xk",),
-}
-
 
 # A layer's tensors.
 HELD = dict.fromkeys((
@@ -203,10 +187,7 @@ class MoE(NamesFormats):
         format = formats[1]
         asked: Any = FP8_ROWS.get(format, "fp8") if activations == "fp8" else activations
         rows, input_scale = kind_of_rows(asked or ROWS[format][0], input_scale)
-        if rows.removesuffix(PER_ROW_SUFFIX) not in ROWS[format]:
-            raise ValueError(
-                f"activations={rows!r} with {format.title} weights; use {' or '.join(map(repr, ROWS[format]))}"
-            )
+        check_activations(rows, format)
         if parallel is not None and not isinstance(parallel, Parallel):
             raise TypeError(f"parallel={parallel!r} is not a Parallel; pass nvfp4_cute.Parallel(group)")
         check_choice("weight_layout", weight_layout, LAYOUTS)

@@ -9,9 +9,12 @@ from oracle import assert_bitwise_equal, assert_error_within
 
 from nvfp4_cute import UnsupportedProblem
 from nvfp4_cute.backends.emulator import observe
+from nvfp4_cute.experts.checks import format_of_rows
+from nvfp4_cute.experts.products import ROWS
 from nvfp4_cute.experts.routing import route
 from nvfp4_cute.experts.weights import ExpertWeights
 from nvfp4_cute.formats.block_format import MXFP4, MXFP8
+from nvfp4_cute.planning.arch import mmas_of, simt, sm80
 
 ARCHS = ["sm_90a", "sm_100a", "sm_120a"]
 
@@ -254,6 +257,21 @@ def test_refusals():
     ):
         with pytest.raises(error, match=text):
             call()
+
+
+def test_rows_are_those_that_a_gpu_multiplies_by_the_weights():
+    """The reference computes the same pairs of rows and weights as all GPUs together, and refuses others."""
+    archs = [arch for arch in simt.ARCHS if arch not in sm80.ARCHS]
+    of_gpus = {pair for arch in archs for pair in mmas_of(arch)}
+    pairs = {(format_of_rows(name), weights) for weights, names in ROWS.items() for name in names}
+    assert {(rows.stored, weights) for rows, weights in pairs if rows is not None} == of_gpus
+    layer = some_layer(4, 2, 3, 64, 128)
+    for rows in ("fp8_1xk", "mxfp4"):
+        text = (
+            f"activations='{rows}' with NVFP4 weights w13; use 'nvfp4' or 'nvfp4_four_over_six' or '16bit'$"
+        )
+        with pytest.raises(UnsupportedProblem, match=text):
+            moe(*layer.arguments(), activations=rows, backend="reference")
 
 
 WRONG = {
