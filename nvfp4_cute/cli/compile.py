@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from nvfp4_cute.backends import installed
+from nvfp4_cute.batch_invariance import set_batch_invariant
 from nvfp4_cute.cli.options.compile import EVERYWHERE, OF_FORMATS, OPERATIONS, WEIGHT_ONLY
 from nvfp4_cute.compile import disk_cache
 from nvfp4_cute.compile.keys import KernelKey
@@ -42,7 +43,9 @@ from nvfp4_cute.problem import (
 def run(args: argparse.Namespace) -> int:
     """Compiles the requested kernels; returns 0."""
     if args.model:
-        return compile_all(list(_of_model(args.model, args.arch)), args.out, args.jobs)
+        with set_batch_invariant(args.batch_invariant):
+            wanted = list(_of_model(args.model, args.arch, args.activations))
+        return compile_all(wanted, args.out, args.jobs)
     configs = [KernelConfig.from_name(name) for name in args.config] if args.config else None
     wanted = [
         key
@@ -71,20 +74,21 @@ def run(args: argparse.Namespace) -> int:
     return compile_all(wanted, args.out, args.jobs)
 
 
-def _of_model(folder: str, archs: Sequence[str]) -> Iterator[Any]:
+def _of_model(folder: str, archs: Sequence[str], activations: str) -> Iterator[Any]:
     """Iterates over the kernels for a checkpoint's layers. Raises CheckpointError if the readers refuse it."""
     from nvfp4_cute.models.checkpoints import Checkpoint
     from nvfp4_cute.models.checkpoints.folders import local_folder
     from nvfp4_cute.models.engines import TOP_K, checkpoint_kernels
     from nvfp4_cute.models.inspect import inspect
+    from nvfp4_cute.models.layers import ACTIVATION_CHOICES
 
     checkpoint = Checkpoint(local_folder(folder))
     experts, kinds = checkpoint.experts_config if checkpoint.experts else None, inspect(checkpoint).kinds
+    how: dict[str, Any] = {"activations": ACTIVATION_CHOICES[activations]}
+    if experts is not None:
+        how |= {"top_k": experts.top_k or TOP_K, "activation": experts.activation}
     for arch in archs:
-        if experts is None:
-            yield from checkpoint_kernels(kinds, arch)
-        else:
-            yield from checkpoint_kernels(kinds, arch, experts.top_k or TOP_K, activation=experts.activation)
+        yield from checkpoint_kernels(kinds, arch, **how)
 
 
 def _usual(arch: str, dtype: str) -> Sequence[str]:

@@ -9,8 +9,10 @@ import torch
 from nvfp4_cute import env
 from nvfp4_cute.activation import SILU, Activation
 from nvfp4_cute.models.inspect import Kind
+from nvfp4_cute.models.layers import LayerActivations, own_scale
 from nvfp4_cute.models.vllm import NAME
 from nvfp4_cute.models.vllm.taken import refusal
+from nvfp4_cute.nn.activations import scales_rows
 from nvfp4_cute.nn.by_rows import by_rows, experts_by_rows
 from nvfp4_cute.nn.linear import QuantizedLinear
 from nvfp4_cute.nn.moe import MoE
@@ -114,14 +116,18 @@ def checkpoint_kernels(
     top_k: int = TOP_K,
     max_rows: int = MAX_ROWS,
     activation: Activation = SILU,
+    activations: LayerActivations = "by_rows",
 ) -> list[Any]:
     """Returns the keys of all kernels for a checkpoint's layers on a GPU, both separate and merged as engines merge them.
+
+    In batch-invariant mode, these are the kernels of that mode.
 
     Args:
         kinds: kinds of an inspection; those without NVFP4 weights are ignored.
         target, activation: see ``kernels_by_rows``.
         top_k: experts per token.
         max_rows: largest number of rows, or tokens, per call.
+        activations: of layers with 4-bit activations; see ``layers.linear_module``.
     """
     nvfp4 = [kind for kind in kinds if kind.scheme is not None and kind.scheme.weights == "nvfp4"]
     backend, keys = f"emulator:{target}", dict[Any, None]()
@@ -129,9 +135,9 @@ def checkpoint_kernels(
         if kind.is_experts:
             experts = kind.sizes[0]
             rows = tokens_of(experts, min(top_k, experts), max_rows)
-            found = kernels_of(_experts_call(kind, backend, top_k, activation), rows)
+            found = kernels_of(_experts_call(kind, backend, top_k, activation, activations), rows)
         else:
-            found = kernels_of(_linear_call(kind, backend), representative_rows(max_rows))
+            found = kernels_of(_linear_call(kind, backend, activations), representative_rows(max_rows))
         keys |= dict.fromkeys(found)
     return list(keys)
 
@@ -151,27 +157,41 @@ def joined(kinds: Iterable[Kind]) -> Iterator[Kind]:
                 yield Kind(f"{around}.{whole}", same[0].scheme, f"[{n}, {k}]", k_sizes={k})
 
 
-def _linear_call(kind: Kind, backend: str) -> Callable[[int], Any]:
+def _mode_and_scale(kind: Kind, activations: LayerActivations) -> tuple[Any, Any]:
+    """Returns the mode and the input scale of layers of a kind, as ``models.layers`` makes them."""
     assert kind.scheme is not None
+    if kind.scheme.activations is None or activations == "16bit":
+        return "16bit", None
+    mode = "nvfp4" if activations == "by_rows" else activations
+    if scales_rows(mode):
+        return mode, None  # the mode says it
+    scale = own_scale(None if kind.finds_scale else SCALE, mode)
+    # MoE takes no scale of all rows. Experts that find one are SortedExperts, whose products have a given scale's kernels.
+    return mode, SCALE if kind.is_experts and scale == "auto" else scale
+
+
+def _linear_call(kind: Kind, backend: str, activations: LayerActivations = "by_rows") -> Callable[[int], Any]:
     n, k = kind.sizes
-    activations: Any = "16bit" if kind.scheme.activations is None else "nvfp4"
-    layer = by_rows(
-        QuantizedLinear(k, n, bias=False, activations=activations, input_scale=SCALE, backend=backend)
-    )
+    mode, scale = _mode_and_scale(kind, activations)
+    layer: Any = QuantizedLinear(k, n, bias=False, activations=mode, input_scale=scale, backend=backend)
+    if activations == "by_rows":
+        layer = by_rows(layer)
     return lambda rows: layer(torch.empty(rows, k, dtype=torch.bfloat16))
 
 
-def _experts_call(kind: Kind, backend: str, top_k: int, activation: Activation) -> Callable[[int], Any]:
-    assert kind.scheme is not None
+def _experts_call(
+    kind: Kind, backend: str, top_k: int, activation: Activation, activations: LayerActivations = "by_rows"
+) -> Callable[[int], Any]:
     experts, n, k = kind.sizes
     width = next(iter(kind.k_sizes - {k}), k)
-    is_w4a16 = kind.scheme.activations is None
-    scale = None if is_w4a16 else SCALE
+    mode, scale = _mode_and_scale(kind, activations)
+    hidden = scale if isinstance(scale, float) else None
     layer = MoE(
-        experts, k, width, activations="16bit" if is_w4a16 else "nvfp4", input_scale=scale, hidden_scale=scale,
+        experts, k, width, activations=mode, input_scale=scale, hidden_scale=hidden,
         weight_layout="none" if n == width else "concatenated", activation=activation, backend=backend,
     )  # fmt: skip
-    chosen = experts_by_rows(layer, (torch.ones(2, experts), torch.ones(experts)))
+    is_by_rows = activations == "by_rows"
+    chosen = experts_by_rows(layer, (torch.ones(2, experts), torch.ones(experts))) if is_by_rows else layer
 
     def call(tokens: int) -> None:
         ids = torch.zeros(tokens, min(top_k, experts), dtype=torch.int32)

@@ -34,6 +34,7 @@ class Kind:
         scale_range: smallest and largest global scale of weights, which multiplies; None without one.
         unequal: layers whose gate and up have different global scales.
         values: number of weights in all layers, except experts.
+        finds_scale: whether layers with NVFP4 activations have no global scale of activations.
     """
 
     name: str
@@ -46,6 +47,7 @@ class Kind:
     unequal: int = 0
     values: int = 0
     k_sizes: set[int] = field(default_factory=set)
+    finds_scale: bool = False
 
     @property
     def is_experts(self) -> bool:
@@ -127,6 +129,7 @@ def _add_linear(kinds: dict[tuple, Kind], checkpoint: Checkpoint, name: str, nby
     kind.add(nbytes, () if factor is None else (float(factor),))
     kind.values += n * k
     kind.k_sizes.add(k)
+    kind.finds_scale |= layer.scheme.activations == "nvfp4" and layer.input_scale is None
 
 
 def _add_experts(kinds: dict[tuple, Kind], checkpoint: Checkpoint, name: str, nbytes: int) -> None:
@@ -137,6 +140,7 @@ def _add_experts(kinds: dict[tuple, Kind], checkpoint: Checkpoint, name: str, nb
     factors = [t.reshape(-1).tolist() for t in (stored.w13_global, stored.w2_global) if t is not None]
     kind.add(nbytes, [f for side in factors for f in side])
     kind.k_sizes |= {k, stored.w2.shape[2]}
+    kind.finds_scale |= stored.scheme.activations == "nvfp4" and stored.w13_input is None
     own = stored.w13_global
     if own is not None and own.shape[1] == 2 and bool((own[:, 0] != own[:, 1]).any()):
         kind.unequal += 1

@@ -49,6 +49,10 @@ from nvfp4_cute.operands.whole import times
 
 FOUR_BITS = ("nvfp4", "mxfp4")  # formats of activations to which ``activations`` applies
 LayerActivations = Literal[Activations, "by_rows"]
+# Activations of W4A4 checkpoints by the words of NVFP4_CUTE_ACTIVATIONS and of config.json.
+ACTIVATION_CHOICES: dict[str, LayerActivations] = {
+    "auto": "by_rows", "4bit": "nvfp4", "4over6": "nvfp4_four_over_six", "per_row": "nvfp4_per_row", "16bit": "16bit",
+}  # fmt: skip
 # Kinds of NVFP4 rows with one scale, and those that callers may choose instead of a checkpoint's.
 WITH_ONE_SCALE = (NVFP4.name, FOUR_OVER_SIX.name)
 OWN_ROWS = (FOUR_OVER_SIX.name, *ROWS_WITH_SCALES)
@@ -128,7 +132,7 @@ def _product(
         return layer if rounding is None else RoundedInput(layer, rounding, given)
     if scheme.activations == "nvfp4" and weight.format == "nvfp4":
         layer = QuantizedLinear.from_quantized(
-            exact, bias, activations=own, input_scale=_own_scale(given, own), dtype=dtype, backend=backend
+            exact, bias, activations=own, input_scale=own_scale(given, own), dtype=dtype, backend=backend
         )
         return by_rows(layer) if activations == "by_rows" else layer
     layer = QuantizedLinear.from_quantized(exact, bias, activations="16bit", dtype=dtype, backend=backend)
@@ -140,8 +144,8 @@ def _rows_of(stored: str | None, activations: LayerActivations) -> str | None:
     return activations if stored == "nvfp4" and activations in OWN_ROWS else stored
 
 
-def _own_scale(given: torch.Tensor | None, activations: str) -> Any:
-    """Returns the input scale of a linear layer: the checkpoint's, one per row, or "auto"."""
+def own_scale(given: torch.Tensor | float | None, activations: str) -> Any:
+    """Returns the input scale of a linear layer: ``given``, the checkpoint's; one per row; or "auto"."""
     if scales_rows(activations) or (given is None and is_batch_invariant()):
         return PER_ROW
     return "auto" if given is None else given

@@ -2,12 +2,14 @@
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
-from nvfp4_cute import cli
+from nvfp4_cute import cli, set_batch_invariant
+from nvfp4_cute.batch_invariance import is_batch_invariant
 from nvfp4_cute.models import engines
 from nvfp4_cute.models.checkpoints import Checkpoint
 from nvfp4_cute.models.inspect import Kind, inspect
@@ -88,6 +90,27 @@ def test_all_kernels_of_a_checkpoint():
     assert {"nvfp4_w4a16_sm_90a_m8_bfloat16_bfloat16_alpha", "moe_finalize_sm_90a_bfloat16"} <= names
 
 
+def test_kernels_of_scales_per_row():
+    """Listed where they are asked for, and in batch-invariant mode where the checkpoint has no scale of activations."""
+    kinds = [kind for kind in inspect(Checkpoint(MOE)).kinds if kind.scheme]
+    assert not any(kind.finds_scale for kind in kinds)
+    without = [replace(kind, finds_scale=True) for kind in kinds]
+
+    def names(kinds, activations="by_rows", invariant=False):
+        with set_batch_invariant(invariant):
+            found = engines.checkpoint_kernels(kinds, "sm_90a", 2, 4, activations=activations)
+        return {key.to_name() for key in found}
+
+    of_rows = {
+        "nvfp4_quantize_scaled_rows_sm_90a_bfloat16_blocked",
+        "moe_gather_quantize_sm_90a_bfloat16_rows_orders",
+    }
+    assert of_rows <= names(kinds, "nvfp4_per_row") and of_rows <= names(without, invariant=True)
+    for others in (names(kinds), names(kinds, invariant=True), names(without)):
+        assert not of_rows & others
+    assert any("_k2_" in name for name in names(kinds, invariant=True))
+
+
 def test_compile_verb_takes_a_checkpoint(tmp_path, monkeypatch):
     from nvfp4_cute.cli import compile as ahead
 
@@ -102,3 +125,7 @@ def test_compile_verb_takes_a_checkpoint(tmp_path, monkeypatch):
     assert cli.main(["compile", "--model", str(folder), "--arch", "sm_90a", "--out", str(tmp_path)]) == 0
     assert len(asked) > 4 and {key.arch for key in asked} == {"sm_90a"}
     assert {getattr(key, "activation", None) for key in asked} >= {"situ(beta=4.0)"}
+    asked.clear()
+    options = ["--arch", "sm_90a", "--out", str(tmp_path), "--activations", "per_row", "--batch-invariant"]
+    assert cli.main(["compile", "--model", str(folder), *options]) == 0
+    assert any("quantize_scaled_rows" in key.to_name() for key in asked) and not is_batch_invariant()

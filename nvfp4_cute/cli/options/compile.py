@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from nvfp4_cute import env
 from nvfp4_cute.cli import argument_types as types
 from nvfp4_cute.cli.options import choices
 from nvfp4_cute.cli.verbs import Verbs, add_verb, lazily
@@ -25,6 +26,7 @@ examples:
   nvfp4-cute compile grouped_gemm --arch sm_90a --config t128x64x128_s0a1_swap --out kernels
   nvfp4-cute compile gemv quantize --arch sm_120a --dtype float16 --out kernels
   nvfp4-cute compile --model FOLDER-NVFP4 --arch sm_90a --out kernels    all kernels of a checkpoint's layers
+  nvfp4-cute compile --model FOLDER-NVFP4 --arch sm_90a --batch-invariant --out kernels
 
 No GPU is needed. A kernel that is already in the folder is not compiled again. To use the folder, set
 NVFP4_CUTE_CACHE_DIR to it. It may be read-only, and may be copied to another machine with the same versions of this
@@ -48,6 +50,18 @@ def add_parser(verbs: Verbs) -> None:
         "--model",
         metavar="FOLDER",
         help="a checkpoint: compiles the kernels of its NVFP4 layers for 1 to 8,192 rows, and ignores options of single kernels",
+    )
+    parser.add_argument(
+        "--activations",
+        choices=env.ACTIVATIONS.choices,
+        default=env.activations() or "auto",
+        help="activations of a checkpoint's W4A4 layers, as in NVFP4_CUTE_ACTIVATIONS (default %(default)s); per_row compiles "
+        "kernels with a global scale per row",
+    )
+    parser.add_argument(
+        "--batch-invariant",
+        action="store_true",
+        help="kernels of a checkpoint in batch-invariant mode, with a global scale per row where it has no scale of activations",
     )
     parser.add_argument(
         "--arch", action="append", required=True, help="such as sm_100a; repeat it for more than one"

@@ -24,7 +24,7 @@ from nvfp4_cute.models.checkpoints.checkpoint import convention_of, unwrapped
 from nvfp4_cute.models.checkpoints.convention import DATA
 from nvfp4_cute.models.checkpoints.names import is_embedding, spellings
 from nvfp4_cute.models.checkpoints.stored import Scheme
-from nvfp4_cute.models.layers import LayerActivations
+from nvfp4_cute.models.layers import ACTIVATION_CHOICES, LayerActivations
 from nvfp4_cute.models.vllm.experts import ExpertsMethod
 from nvfp4_cute.models.vllm.linear import LinearMethod
 from nvfp4_cute.models.vllm.taken import MIXED, is_ours, refusal
@@ -34,11 +34,8 @@ from nvfp4_cute.planning.arch.simt import ARCHS
 LISTS = ("ignore", "exclude_modules")
 # Key that users may add to a config; values are those of ``checkpoints.Checkpoint``.
 MISSING = "missing_input_scale"
-# Another such key: bits of the activations of W4A4 layers, and the names of these choices in this package.
+# Another such key: bits of the activations of W4A4 layers.
 ACTIVATIONS = "activations"
-CHOICES: dict[str, LayerActivations] = {
-    "auto": "by_rows", "4bit": "nvfp4", "4over6": "nvfp4_four_over_six", "per_row": "nvfp4_per_row", "16bit": "16bit",
-}  # fmt: skip
 # Layers that vLLM merges into others. It multiplies ones by them to get their weights, and those ones would be quantized.
 ABSORBED = ("kv_b_proj",)
 
@@ -202,11 +199,11 @@ class CheckpointConfig(QuantizationConfig):
             ValueError: the choice is unknown.
         """
         chosen = env.activations() or self.quantization.get(ACTIVATIONS, "auto")
-        if chosen not in CHOICES:
+        if chosen not in ACTIVATION_CHOICES:
             raise ValueError(
-                f"quantization_config has {ACTIVATIONS}={chosen!r}; use one of {', '.join(CHOICES)}"
+                f"quantization_config has {ACTIVATIONS}={chosen!r}; use one of {', '.join(ACTIVATION_CHOICES)}"
             )
-        return CHOICES[chosen]
+        return ACTIVATION_CHOICES[chosen]
 
     def _scheme(self, prefix: str, names: list[str]) -> Scheme | None:
         """Returns the one scheme of ``names``."""
