@@ -1,23 +1,21 @@
 """`nvfp4-cute quantize`: quantizes a 16-bit checkpoint, in the layout of a tool."""
 
 import argparse
+import contextlib
 import fnmatch
 import sys
+import tempfile
+from pathlib import Path
 from typing import Any
 
 from nvfp4_cute.errors import printable
 
 
 def run(args: argparse.Namespace) -> int:
-    """Calibrates if requested, quantizes, and prints a summary."""
+    """Rotates and calibrates if requested, quantizes, and prints a summary."""
     from nvfp4_cute.models.checkpoints.folders import local_folder
     from nvfp4_cute.models.checkpoints.tensors import TensorFiles, check_has_no_tensors
-    from nvfp4_cute.models.quantizing.checkpoint import (
-        CALIBRATION,
-        Calibration,
-        config_of_16_bits,
-        quantize_checkpoint,
-    )
+    from nvfp4_cute.models.quantizing.checkpoint import config_of_16_bits
     from nvfp4_cute.models.quantizing.layouts import RECIPES
 
     by_type: dict[str, str] = {}
@@ -31,6 +29,8 @@ def run(args: argparse.Namespace) -> int:
         args.format, by_type = RECIPE_FORMATS[args.recipe], RECIPE_PATTERNS[args.recipe]
     if args.method == "gptq" and not args.calibrate:
         raise ValueError("--method gptq compensates errors on a text; pass --calibrate TEXT")
+    if args.distill and args.method != "gptq":
+        raise ValueError(f"--distill {args.distill} follows --method gptq; pass both")
     if args.budget is not None and not args.calibrate:
         raise ValueError("--budget measures on a text what layers lose; pass --calibrate TEXT")
     args.model = local_folder(args.model)
@@ -39,13 +39,30 @@ def run(args: argparse.Namespace) -> int:
     config_of_16_bits(args.model)
     TensorFiles(args.model)
     check_has_no_tensors(args.out)
+    if args.calibrate:
+        from nvfp4_cute.models.quantizing.calibrate import check_text
+
+        check_text(args.calibrate)
+    with contextlib.ExitStack() as stack:
+        if args.rotate is not None:
+            from nvfp4_cute.models.quantizing.rotate import rotate_checkpoint
+
+            near = args.out.parent if args.out.parent.is_dir() else None
+            rotated = stack.enter_context(tempfile.TemporaryDirectory(dir=near, prefix=".rotated-"))
+            rotate_checkpoint(args.model, Path(rotated) / args.model.name, block=args.rotate)
+            args.model = Path(rotated) / args.model.name
+        return _quantize(args, by_type)
+
+
+def _quantize(args: argparse.Namespace, by_type: dict[str, str]) -> int:
+    from nvfp4_cute.models.quantizing.checkpoint import CALIBRATION, Calibration, quantize_checkpoint
+
     given: dict[str, Any] = {}
     formats = dict.fromkeys(args.keep, "16bit") | by_type
     if args.calibrate:
         from nvfp4_cute.models.quantizing.budget import check_budget, within_budget
-        from nvfp4_cute.models.quantizing.calibrate import check_text, largest_inputs
+        from nvfp4_cute.models.quantizing.calibrate import largest_inputs
 
-        check_text(args.calibrate)
         if args.budget is not None:
             check_budget(args.budget, args.format)
         model, batches = _model_and_text(args)
@@ -62,8 +79,8 @@ def run(args: argparse.Namespace) -> int:
             given["seen"] = largest_inputs(model, batches)
     done = quantize_checkpoint(
         args.model, args.out, format=args.format, layout=args.layout, method=args.method,
-        formats=formats, lm_head=args.lm_head, embedding=args.embedding, unreached=args.unreached, device=args.device,
-        **given,
+        formats=formats, lm_head=args.lm_head, embedding=args.embedding, unreached=args.unreached,
+        distill=args.distill, device=args.device, **given,
     )  # fmt: skip
     print(
         f"{args.out}: {done.layers} layers in {args.format}, {done.bytes_before / 1e9:.3f} GB to {done.bytes_after / 1e9:.3f} "

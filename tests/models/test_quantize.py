@@ -160,6 +160,28 @@ def test_searched_scales_lose_less(format):
     assert (errors[1] <= errors[0] * (1 + 1e-6)).all() and errors[1].sum() < 0.97 * errors[0].sum()
 
 
+def test_searched_scales_serve_the_columns_that_count(tmp_path):
+    """With a calibration, search minimizes errors times the mean squares of inputs: of an expert those of its own tokens."""
+    folder, tensors = source(tmp_path / "in")
+    prefix = "model.layers.0.mlp.experts"
+    g = torch.Generator().manual_seed(4)
+    each = {e: torch.rand(H, generator=g).pow(8) for e in range(E)}
+    noticed = Seen(
+        rows={(prefix, e): 3 for e in each}, squares={(prefix, e, False): 3 * each[e] for e in each}
+    )
+    quantize_checkpoint(folder, tmp_path / "out", format="nvfp4a16", method="search", seen=noticed)
+    experts = Checkpoint(tmp_path / "out").read_experts(prefix)
+    for e, importance in each.items():
+        gate, up = (tensors[f"{prefix}.{e}.{name}_proj.weight"] for name in ("gate", "up"))
+        amax = torch.stack((gate, up)).abs().max()
+        error = lambda stored, x=gate, w=importance: ((stored.dequantize() - x).square() * w).sum()
+        chosen = quantized(gate, "nvfp4", amax, True, importance)
+        assert torch.equal(experts.w13.data[e, : len(gate)], chosen.data)
+        assert error(chosen) < 0.97 * error(quantized(gate, "nvfp4", amax, True))
+        down = quantized(tensors[f"{prefix}.{e}.down_proj.weight"], "nvfp4", search=True)
+        assert torch.equal(experts.w2.data[e], down.data), "of no recorded input"
+
+
 def test_mxfp8_does_not_saturate():
     """If the mantissa of a block's largest value exceeds 1.75, rounding the scale down would clamp it."""
     weight = torch.full((1, 32), 1.0)

@@ -10,6 +10,8 @@ examples:
   nvfp4-cute quantize MODEL --out DIR --calibrate text.txt          NVFP4 weights and activations, calibrated on a text
   nvfp4-cute quantize MODEL --out DIR --format nvfp4a16 --method search    weights only, with the scale of least error per block
   nvfp4-cute quantize MODEL --out DIR --calibrate text.txt --method gptq    later weights compensate the errors of earlier ones
+  nvfp4-cute quantize MODEL --out DIR --calibrate text.txt --method gptq --distill 8    then trains scales and norms
+  nvfp4-cute quantize MODEL --out DIR --format mxfp4 --rotate 128    of rotated weights, which have no outlying channels
   nvfp4-cute quantize MODEL --out DIR --format mxfp8 --layout compressed-tensors
   nvfp4-cute quantize MODEL --out DIR --format nvfp4a16 --keep "*.down_proj"    some layers stay in 16 bits
   nvfp4-cute quantize MODEL --out DIR --calibrate text.txt --budget 4.75    layers with the largest loss get more bits
@@ -64,6 +66,16 @@ def add_parser(verbs: Verbs) -> None:
         help="nearest (the default): scales from the largest values; four_over_six: the better of those and 1.5 times as large "
         "ones, per block; search: the scale of least squared error out of several, per block; gptq: later weights compensate "
         "errors on the calibration text, one block of the model after another",
+    )  # fmt: skip
+    parser.add_argument(
+        "--distill", type=types.whole, default=0, metavar="PASSES",
+        help="after --method gptq: passes over the text that train norms and NVFP4 scales of each block of the model against the "
+        "output of the 16-bit model; 4 to 8 are enough",
+    )  # fmt: skip
+    parser.add_argument(
+        "--rotate", type=types.positive, metavar="BLOCK",
+        help="first rotate the residual stream and the heads by random Hadamard matrices of this many channels (16, 128), as the "
+        "weights of other layers undo it: nothing remains at run time, but embedding and output layer are no longer tied",
     )  # fmt: skip
     parser.add_argument("--keep", nargs="+", default=[], metavar="PATTERN", help="layers to leave in 16 bits")
     parser.add_argument(

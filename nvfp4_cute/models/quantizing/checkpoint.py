@@ -17,7 +17,7 @@ from nvfp4_cute.models.checkpoints.stored import StoredWeight
 from nvfp4_cute.models.checkpoints.tensors import INDEX, TensorFiles, TensorWriter
 from nvfp4_cute.models.quantizing.calibrate import Seen
 from nvfp4_cute.models.quantizing.gptq import gptq
-from nvfp4_cute.models.quantizing.layerwise import Inputs, quantize_blocks
+from nvfp4_cute.models.quantizing.layerwise import Inputs, norms_of, quantize_blocks
 from nvfp4_cute.models.quantizing.layouts import (
     FP8_ROWS,
     LAYER_FORMATS,
@@ -115,6 +115,7 @@ def quantize_checkpoint(
     lm_head: str | None = None,
     embedding: str | None = None,
     unreached: Unreached = "refuse",
+    distill: int = 0,
     device: torch.device | str = "cpu",
 ) -> Written:
     """Writes ``out`` with the layers' weights quantized and everything else unchanged.
@@ -125,10 +126,11 @@ def quantize_checkpoint(
         format: a key of RECIPES.
         layout: an entry of LAYOUTS.
         method: "nearest" scales every block by its largest value. "four_over_six" (NVFP4) tries this scale and 1.5 times it.
-            "search" minimizes the squared error of every block. "gptq"
-            searches scales, and later columns compensate for errors of earlier ones (``quantizing.gptq``).
+            "search" minimizes the squared error of every block, with the squares of columns weighted by the mean squares of
+            their inputs if ``seen`` has them. "gptq" searches scales, and later columns compensate for errors of earlier ones
+            (``quantizing.gptq``).
         seen: result of ``calibrate.largest_inputs``; required where activations have stored scales, except by "gptq", which
-            finds them itself.
+            finds them itself. Experts have the inputs of their own tokens.
         calibration: required by "gptq" and used only by it.
         formats: pattern of fnmatch -> an entry of LAYER_FORMATS, for the layers that it matches; the first matching pattern
             applies.
@@ -138,6 +140,8 @@ def quantize_checkpoint(
         unreached: what happens if no token of the calibration reached an expert whose activations need a scale, or that "gptq"
             needs inputs of. "refuse" raises and writes nothing. "largest" and "median" use that scale of the layer's other
             experts, "gptq" searches their scales, and calibration.json names them.
+        distill: passes over the text that train norms and scales of NVFP4 blocks after "gptq", one block of the model after
+            another, against the outputs of the 16-bit model (``quantizing.distill``); 0 for none.
         device: device on which weights are rounded, and on which "gptq" runs blocks.
 
     Raises:
@@ -169,6 +173,8 @@ def quantize_checkpoint(
             f"method={method!r} with calibration={calibration!r}: gptq, and it alone, runs the model on a text; pass a "
             "Calibration for it"
         )
+    if distill < 0 or (distill and method != "gptq"):
+        raise ValueError(f'distill={distill} with method={method!r}: passes from 0, after method="gptq"')
     source, target = Path(folder), Path(out)
     config = config_of_16_bits(source)
     files = TensorFiles(source)
@@ -191,7 +197,7 @@ def quantize_checkpoint(
             else [(name, files[name].dtype, entry.shape)]
         )
     ]
-    work = _Work(files, method, torch.device(device), unreached)
+    work = _Work(files, method, torch.device(device), unreached, distill)
     with TensorWriter(target, shapes) as writer:
         # Steps that may raise come before the first write.
         for members, weights, scale in work.rounded(groups(layers), seen, calibration):
@@ -199,9 +205,10 @@ def quantize_checkpoint(
                 names = [name for name, _, _ in announced(layer.name, layer.shape, layer.recipe, layout)]
                 for name, tensor in zip(names, tensors(stored, scale, layout), strict=True):
                     writer.write(name, tensor)
+        trained = norms_of(calibration.model, files) if calibration is not None and distill else {}
         for name in files:
             if name not in by_name:
-                writer.write(name, files[name])
+                writer.write(name, trained.get(name, files[name]))
     recipes = {layer.name: layer.recipe for layer in layers}
     if work.unreached:
         said = {"unreached": sorted(work.unreached), "filled_by": unreached, "method": method}
@@ -259,6 +266,7 @@ class _Work:
     method: Method
     device: torch.device
     fill: Unreached
+    passes: int = 0
     unreached: list[str] = field(default_factory=list)
     notes: list[LayerNote] = field(default_factory=list)
     uncompensated: list[str] = field(default_factory=list)
@@ -276,9 +284,10 @@ class _Work:
         rest = dict(parts)
         if calibration is not None:
             found = quantize_blocks(
-                calibration.model, calibration.batches, parts, self.compensated, self.device
+                calibration.model, calibration.batches, parts, self.compensated, self.device, self.passes
             )
             for members, weights, inputs in found:
+                self.note(members, weights, inputs)
                 del rest[members[0].group]
                 if not inputs.rows:
                     self.unreached.extend(layer.name for layer in members)
@@ -290,6 +299,7 @@ class _Work:
         for members in Progress(rest.values(), desc="quantize", unit="layer"):
             given = amax.get(members[0].group)
             weights = self.compensated(members, Inputs(), seen)
+            self.note(members, weights, Inputs(), seen)
             yield members, weights, None if given is None else global_scale(torch.tensor(given))
 
     def _may_fill(self) -> None:
@@ -324,15 +334,22 @@ class _Work:
         else:
             if self.method == "gptq":
                 self.uncompensated.extend(layer.name for layer in members)
-            found = [quantized(w, format, amax, search) for w in weights]
-        for layer, weight, stored in zip(members, weights, found, strict=True):
+            squares = [_seen_of(layer, inputs, seen)[1] for layer in members]
+            found = [quantized(w, format, amax, search, one) for w, one in zip(weights, squares, strict=True)]
+        return found
+
+    def note(
+        self, members: list[Layer], weights: list[StoredWeight], inputs: Inputs, seen: Seen | None = None
+    ) -> None:
+        """Records what rounding did to the layers of a group."""
+        for layer, stored in zip(members, weights, strict=True):
+            weight = self.files[f"{layer.name}.weight"].to(self.device)
             tokens, squares = _seen_of(layer, inputs, seen)
             note = LayerNote.of(layer, weight, stored, tokens, squares)
             values = float(weight.double().square().sum())
             self.squares[0] += note.error**2 * values
             self.squares[1] += values
             self.notes.append(note)
-        return found
 
 
 def _seen_of(layer: Layer, inputs: Inputs, seen: Seen | None) -> tuple[int | None, torch.Tensor | None]:

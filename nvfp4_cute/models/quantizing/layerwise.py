@@ -5,13 +5,15 @@ After each stage its weights are rounded, and the model uses the rounded ones fr
 the last block.
 
 The device holds one block, the sums of the stage's layers (a float32 [K, K] matrix per linear input or per expert), and one
-window. The host holds the 16-bit model, and a hidden state per token.
+window. The host holds the 16-bit model, and a hidden state per token. Training a block takes the sums of all its stages, a
+gradient per weight, and a second hidden state per token, that of the 16-bit model.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from itertools import islice
 from typing import Any
 
 import torch
@@ -19,6 +21,8 @@ from torch.utils._pytree import tree_map
 
 from nvfp4_cute.models.checkpoints.names import expert_of, spellings
 from nvfp4_cute.models.checkpoints.stored import StoredWeight
+from nvfp4_cute.models.checkpoints.tensors import TensorFiles
+from nvfp4_cute.models.quantizing.distill import distill
 from nvfp4_cute.models.quantizing.observe import Site, expert_weight, is_experts, observed
 from nvfp4_cute.models.quantizing.rules import Layer
 from nvfp4_cute.models.quantizing.weights import global_scale
@@ -69,15 +73,15 @@ class _Group:
         """Key of the stage, equal for groups that are quantized after the same pass: an experts module, or a linear input."""
         return id(self.sites[0].module), self.sites[0].second
 
-    def weights(self) -> Iterator[torch.Tensor]:
-        """Iterates over views of the model's weights, [N, K] each."""
+    def weights(self, of: Callable[[torch.nn.Module], Any] = lambda module: module) -> Iterator[torch.Tensor]:
+        """Iterates over views of the parameters, [N, K] each, of ``of(module)``."""
         for layer, site in zip(self.layers, self.sites, strict=True):
             if site.expert is None:
-                yield site.module.weight  # type: ignore[misc]
+                yield of(site.module).weight
             else:
                 expert = expert_of(layer.name)
                 assert expert is not None
-                yield expert_weight(site.module, expert[1], site.expert)
+                yield expert_weight(of(site.module), expert[1], site.expert)
 
 
 class _Stop(Exception):
@@ -97,7 +101,9 @@ class _Observer:
         key, used = site.key, rows
         format = self.formats.get(key)
         if format is not None:
-            used = rounded(rows, format, self.scales[key] if format == "nvfp4" else None)
+            used = rounded(rows.detach(), format, self.scales[key] if format == "nvfp4" else None)
+            # Adds zeros that have the gradient of the rows before rounding.
+            used = used + (rows - rows.detach()) if rows.requires_grad else used
         if key in self._watched:
             self._rows[key] = rows, used
             if site.expert is None and len(self._rows) == len(self._watched):
@@ -125,6 +131,7 @@ def quantize_blocks(
     groups: Mapping[str, list[Layer]],
     solve: Solve,
     device: torch.device | str = "cpu",
+    passes: int = 0,
 ) -> Iterator[tuple[list[Layer], list[StoredWeight], Inputs]]:
     """Quantizes the layers of a causal model of transformers; its weights become the rounded ones.
 
@@ -134,6 +141,7 @@ def quantize_blocks(
         groups: name of a group -> its layers of the checkpoint, which read the same rows.
         solve: rounds the weights of a group; its inputs are already rounded according to its recipe.
         device: device on which blocks run.
+        passes: passes over the text that train scales and norms of each block (``quantizing.distill``).
 
     Yields:
         Layers, weights and inputs of each group that the model has, in the order of the model. Inputs of experts that no token
@@ -141,6 +149,7 @@ def quantize_blocks(
     """
     blocks = decoder_blocks(model)
     states, arguments = _first_inputs(model, blocks, batches)
+    exact = list(states) if passes else []
     placed = _placed(model, groups)
     observer = _Observer()
     with observed(model, observer):
@@ -148,7 +157,9 @@ def quantize_blocks(
             home = next((p.device for p in block.parameters()), torch.device("cpu"))
             block.to(device)
 
-            def run(window: int, block: torch.nn.Module = block, number: int = number) -> torch.Tensor:
+            def run(
+                window: int, block: torch.nn.Module = block, number: int = number, states: list = states
+            ) -> torch.Tensor:
                 args, kwargs = tree_map(
                     lambda a: a.to(device) if isinstance(a, torch.Tensor) else a, arguments[window][number]
                 )
@@ -157,20 +168,24 @@ def quantize_blocks(
             own = {id(module) for module in block.modules()}
             here = {key: group for key, group in placed.items() if key[0] in own}
             order = observer.rows(here, partial(run, 0))
-            for stage in _stages(here, order):
-                yield from _solved(
-                    stage, observer, [partial(run, i) for i in range(len(states))], solve, device
-                )
+            exact = [run(i, states=exact) for i in range(len(exact))]
+            runs = [partial(run, i) for i in range(len(states))]
+            solved = (
+                found
+                for stage in _stages(here, order)
+                for found in _solved(stage, observer, runs, solve, device)
+            )
+            yield from _distilled(block, here, list(solved), runs, exact, passes) if passes else solved
             states[:] = [run(i) for i in range(len(states))]
             block.to(home)
         output = model.get_output_embeddings()
         last = [group for group in placed.values() if group.sites[0].module is output]
         if last:
-            runs = [
+            behind = [
                 partial(_run_behind, model, blocks, state, ids)
                 for state, ids in zip(states, batches, strict=True)
             ]
-            yield from _solved(last, observer, runs, solve, device)
+            yield from _solved(last, observer, behind, solve, device)
 
 
 def _solved(
@@ -201,6 +216,25 @@ def _solved(
         yield group.layers, solved, inputs
 
 
+def _distilled(
+    block: torch.nn.Module,
+    here: Mapping[Key, _Group],
+    solved: list[tuple[list[Layer], list[StoredWeight], Inputs]],
+    runs: Sequence[Callable[[], torch.Tensor]],
+    targets: Sequence[torch.Tensor],
+    passes: int,
+) -> Iterator[tuple[list[Layer], list[StoredWeight], Inputs]]:
+    """Trains a block, and iterates over its groups with the trained weights."""
+    by_name = {group.layers[0].name: group for group in here.values()}
+    groups = [by_name[layers[0].name] for layers, _, _ in solved]
+    views = lambda of: [view for group in groups for view in group.weights(of)]
+    trained = iter(
+        distill(block, [one for _, found, _ in solved for one in found], views, runs, targets, passes)
+    )
+    for layers, found, inputs in solved:
+        yield layers, list(islice(trained, len(found))), inputs
+
+
 def decoder_blocks(model: torch.nn.Module) -> list[torch.nn.Module]:
     """Returns the consecutive blocks of a model: its largest list of modules.
 
@@ -212,6 +246,18 @@ def decoder_blocks(model: torch.nn.Module) -> list[torch.nn.Module]:
         raise ValueError(f"{type(model).__name__} has no list of blocks; quantize it to nearest")
     sizes = [sum(p.numel() for p in one.parameters()) for one in lists]
     return list(lists[sizes.index(max(sizes))])
+
+
+def norms_of(model: torch.nn.Module, files: TensorFiles) -> dict[str, torch.Tensor]:
+    """Returns the factors of the norms in a model's blocks, by their names in a checkpoint and in its dtypes."""
+    modules = dict(model.named_modules())
+    inside = {id(module) for block in decoder_blocks(model) for module in block.modules()}
+    found = {}
+    for name in files:
+        for one in spellings(name.removesuffix(".weight")):
+            if name.endswith("norm.weight") and one in modules and id(modules[one]) in inside:
+                found[name] = modules[one].weight.detach().to(files[name].dtype)
+    return found
 
 
 def _first_inputs(

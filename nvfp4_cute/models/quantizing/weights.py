@@ -88,7 +88,11 @@ class Rounding:
 
 
 def quantized(
-    weight: torch.Tensor, format: str, amax: torch.Tensor | None = None, search: bool = False
+    weight: torch.Tensor,
+    format: str,
+    amax: torch.Tensor | None = None,
+    search: bool = False,
+    importance: torch.Tensor | None = None,
 ) -> StoredWeight:
     """Quantizes weights as a checkpoint stores them, with row-major scales.
 
@@ -97,6 +101,7 @@ def quantized(
         format: name of a format that ``Rounding`` supports.
         amax: for nvfp4, the largest magnitude, for which the global scale is amax / 2688; None for that of ``weight``.
         search: try several scales per block, and keep the one with least squared error.
+        importance: float [K], factors of squared errors in the search, such as mean squares of inputs; None for 1.
 
     Raises:
         ValueError: weights are not finite.
@@ -107,10 +112,13 @@ def quantized(
     rounding = Rounding.of(weight, format, amax, search)
     blocks = weight.float().unflatten(-1, (-1, rounding.format.block_k))
     best: list[torch.Tensor] = []  # errors, scales and codes
+    factors = torch.ones((), device=weight.device)
+    if importance is not None:
+        factors = importance.to(blocks).unflatten(0, (-1, rounding.format.block_k))
     for trial in rounding.trials:
         scale, step = rounding.scales(blocks.abs().amax(-1), trial)
         codes = rounding.encode(blocks, step.unsqueeze(-1))
-        error = (rounding.decode(codes, step.unsqueeze(-1)) - blocks).square().sum(-1)
+        error = (rounding.decode(codes, step.unsqueeze(-1)) - blocks).square().mul(factors).sum(-1)
         found = [error, scale, codes]
         if best:
             better = error < best[0]
