@@ -26,17 +26,22 @@ def flat_outputs(outs: Sequence[Any], is_quantized: bool) -> list[Any]:
 
 
 def new_outputs(problem: GroupedProblem, operands: GroupedOperands) -> list[torch.Tensor]:
-    """Returns the tensors that the checks allocated for a list. A repeated call allocates the same dtypes, without views."""
+    """Returns the tensors that the checks allocated for a list, in the dtypes of results."""
     format = problem.out_format
     if format is None:
         return list(operands.out)
     shapes = [format.scale_shape(m, problem.out_columns(n)) for m, n, _ in problem.sizes]
     scales = zip(operands.out_scale, shapes, strict=True)
     dtype = result_scale_dtype(format)
-    return [
-        *_stored(list(operands.out), format.element),
-        *_stored([scale.view(dtype).view(shape) for scale, shape in scales], format.scale),
-    ]
+    return as_stored([*operands.out, *(scale.view(dtype).view(shape) for scale, shape in scales)], format)
+
+
+def as_stored(outs: list[torch.Tensor], format: BlockFormat | None) -> list[torch.Tensor]:
+    """Views new outputs, all data and then all scales, in the dtypes of results; repeated calls allocate them without views."""
+    if format is None:
+        return outs
+    count = len(outs) // 2
+    return [*_stored(outs[:count], format.element), *_stored(outs[count:], format.scale)]
 
 
 def as_results(

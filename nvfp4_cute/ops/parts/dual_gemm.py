@@ -13,7 +13,7 @@ from nvfp4_cute.launch.task import Task
 from nvfp4_cute.operands import products
 from nvfp4_cute.operands.grouped import Result, Weights, dual_weights
 from nvfp4_cute.operands.numbers_on_device import numbers_of
-from nvfp4_cute.operands.results import as_results, flat_outputs, one_result
+from nvfp4_cute.operands.results import as_results, as_stored, flat_outputs, one_result
 from nvfp4_cute.operands.whole import (
     batched_parts,
     check_rows_format,
@@ -262,7 +262,8 @@ def dual_gemm(
         rows, scales, (gates, ups), parts, results = split()
         weights, result = dual_weights(gates, ups, [1.0]), Result(parts, out_dtype, _vector(out_global_scale))
         how = (scale_layout, gate, config, backend, early_weights, row_scale)
-        return grouped_task(rows, scales, a_format, weights, (None, None), result, *how)[0], results
+        task, _ = grouped_task(rows, scales, a_format, weights, (None, None), result, *how)
+        return task, results if out is not None else as_stored(results, out_format)
 
     order = (a, b1, a_scale, b1_scale, row_scale, alpha1, b2, b2_scale, alpha2, out_global_scale)
     choices = (activation, limit, weight_layout, out_dtype, scale_layout, config, formats, early_weights)

@@ -16,7 +16,7 @@ from nvfp4_cute.launch.task import Task
 from nvfp4_cute.launch.weight_only import product_task
 from nvfp4_cute.operands import products
 from nvfp4_cute.operands.numbers_on_device import one_number_on
-from nvfp4_cute.operands.results import flat_outputs, one_result
+from nvfp4_cute.operands.results import as_stored, flat_outputs, one_result
 from nvfp4_cute.operands.row_scales import scaled_product
 from nvfp4_cute.operands.rules import ACTIVATION_DTYPES, check_out_global_scale, check_result_of_pair
 from nvfp4_cute.operands.whole import (
@@ -156,7 +156,7 @@ def gemm(
             task = few_rows_task(product, backends.gpu_of(backend, a.device))
         if task is None:
             task = GroupedTask.of(*product.grouped(), config, early_weights, scale_layout)
-        return task, results
+        return task, results if out is not None else as_stored(results, out_format)
 
     given = [] if out is None else flat_outputs([out], out_format is not None)
     return one_result(call(backend, settings, inputs, given, check), out_format, out_global_scale)

@@ -17,7 +17,7 @@ from nvfp4_cute.launch.weight_only import WeightOnlyTask
 from nvfp4_cute.operands import grouped
 from nvfp4_cute.operands.grouped import Result, Weights
 from nvfp4_cute.operands.numbers_on_device import numbers_of
-from nvfp4_cute.operands.results import as_results, flat_outputs, new_outputs
+from nvfp4_cute.operands.results import as_results, as_stored, flat_outputs, new_outputs
 from nvfp4_cute.operands.row_scales import with_row_scales
 from nvfp4_cute.operands.whole import (
     check_rows_format,
@@ -206,6 +206,7 @@ def grouped_task(
         problem, operands, outs = grouped.check_device_groups(
             a, a_scale, weights, sizes, result, scale_layout, gate, a_format
         )
+        outs = outs if result.out is not None else as_stored(outs, result.format)
     if operands.activations:
         gpu = backends.gpu_of(backend, operands.device)
         return WeightOnlyTask.of(problem, operands, config, gpu), outs
