@@ -45,7 +45,12 @@ def line(record: dict[str, Any]) -> str:
 
 
 def page(found: dict[str, Any], picture_name: str = "") -> str:
-    """Returns the page in Markdown. picture_name: file name of the picture next to it, if there is one."""
+    """Returns the page in Markdown.
+
+    Args:
+        found: the contents of the JSON file, in which a person may add "remarks", a list of paragraphs.
+        picture_name: file name of the picture next to it, if there is one.
+    """
     machine_of, engines = found["machine"], found["engines"].values()
     versions = ", ".join(f"{name} {version}" for name, version in machine_of.items() if name != "gpu")
     lines = [
@@ -60,6 +65,8 @@ def page(found: dict[str, Any], picture_name: str = "") -> str:
         'time from the call of `LLM` with an empty cache, next to other engines that start. "vLLM\'s choice" is what vLLM takes '
         "by itself.",
     ]
+    for remark in found.get("remarks", []):
+        lines += ["", remark]
     if picture_name:
         lines += ["", f"![Decoding speed relative to bf16]({picture_name})"]
     for model, title in MODELS.items():
