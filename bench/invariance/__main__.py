@@ -6,7 +6,6 @@ import multiprocessing
 import os
 import sys
 import time
-import traceback
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ import torch
 from nvfp4_cute import set_batch_invariant
 from nvfp4_cute.bench.invariance import cost
 from nvfp4_cute.bench.invariance.answers import BATCHES, LONGEST, TOKENS, Runs, random_prompts
-from nvfp4_cute.bench.invariance.draws import SMALL, Found, Sizing, cases, draw
+from nvfp4_cute.bench.invariance.draws import Found, cases, draw_numbered, sizing_of
 
 EPILOG = """examples:
   python -m nvfp4_cute.bench.invariance draws --draws 200 --jobs 8    random batches of every operation, format and form
@@ -69,11 +68,11 @@ def main(argv: list[str] | None = None) -> int:
 
 def run_draws(args: Any) -> int:
     """Draws batches of all cases in several processes."""
-    count = len(list(cases(args.device, _sizing(args.device))))
+    count = len(list(cases(args.device, sizing_of(args.device))))
     work = [(number, args.draws, args.device, args.end) for number in range(count)]
     found: list[Found] = []
     with multiprocessing.get_context("spawn").Pool(args.jobs) as pool:
-        for one in pool.imap_unordered(_draw, work, chunksize=1):
+        for one in pool.imap_unordered(draw_numbered, work, chunksize=1):
             found.append(one)
             print(
                 f"{one.name}: {one.refused or f'{one.draws} batches, {one.compared} rows, wrong {one.wrong}'}",
@@ -86,23 +85,6 @@ def run_draws(args: Any) -> int:
         f"all: {total[0]} batches, {total[1]} rows, wrong {total[2]}; {empty} of {len(found)} cases were not reached"
     )
     return int(total[2] > 0)
-
-
-def _sizing(device: str) -> Sizing:
-    return Sizing() if device == "cuda" else SMALL
-
-
-def _draw(work: tuple[int, int, str, float]) -> Found:
-    """Draws one case; an error becomes one wrong row, with its text."""
-    number, draws, device, end = work
-    make = list(cases(device, _sizing(device)))[number]
-    if time.monotonic() > end:
-        return Found(f"case {number}")
-    try:
-        return draw(make, draws, device, end)
-    except Exception as error:
-        traceback.print_exc()
-        return Found(f"case {number}", wrong=1, refused=f"{type(error).__name__}: {error}"[:300])
 
 
 def run_cost(args: Any) -> int:

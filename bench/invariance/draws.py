@@ -6,6 +6,7 @@ Known rows were computed alone before.
 
 import random
 import time
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -303,6 +304,24 @@ def draw(make: Callable[[], Case], draws: int, device: str, end: float = float("
             found.compared += sum(row < KNOWN for row in index)
     found.wrong, found.seconds = int(wrong), time.monotonic() - begun
     return found
+
+
+def sizing_of(device: str) -> Sizing:
+    """Returns sizes for a GPU, or small ones for the CPU."""
+    return Sizing() if device == "cuda" else SMALL
+
+
+def draw_numbered(work: tuple[int, int, str, float]) -> Found:
+    """Draws one case: its number, draws, device, end. Errors count as one wrong row. A process of a pool calls this."""
+    number, draws, device, end = work
+    make = list(cases(device, sizing_of(device)))[number]
+    if time.monotonic() > end:
+        return Found(f"case {number}")
+    try:
+        return draw(make, draws, device, end)
+    except Exception as error:
+        traceback.print_exc()
+        return Found(f"case {number}", wrong=1, refused=f"{type(error).__name__}: {error}"[:300])
 
 
 def bits(x: torch.Tensor) -> torch.Tensor:

@@ -22,9 +22,11 @@ LAYOUTS = ("modelopt", "compressed-tensors")
 BLOCKS = ("mamba", "attention", "moe", "mamba", "moe")
 # vLLM on the CPU refuses experts without a gate, which Nemotron-H has.
 CPU_BLOCKS = ("mamba", "attention", "mlp", "mamba")
+# N of every FP8 layer is a multiple of 16. vLLM 0.32 fails to load others on a GPU, because it sets an attribute of padded
+# weights twice.
 SIZES = {
     "vocab_size": 1024, "hidden_size": 256, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 64,
-    "intermediate_size": 512, "mamba_num_heads": 8, "mamba_head_dim": 64, "ssm_state_size": 64, "n_groups": 2,
+    "intermediate_size": 512, "mamba_num_heads": 16, "mamba_head_dim": 32, "ssm_state_size": 64, "n_groups": 2,
     "n_routed_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 128, "moe_shared_expert_intermediate_size": 256,
     "chunk_size": 64, "initializer_range": 0.08,
 }  # fmt: skip

@@ -3,6 +3,8 @@
 import importlib.util
 import json
 import random
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -13,6 +15,8 @@ from nvfp4_cute.bench.invariance import cost, draws
 from nvfp4_cute.bench.invariance.answers import Answer, Runs, difference, random_prompts
 from nvfp4_cute.bench.invariance.draws import MAIN, SMALL, Case, draw, draw_rows, product
 from nvfp4_cute.tuning.stopwatch import Sample
+
+EMULATED = ("sm_90a", "sm_100a", "sm_103a", "sm_120a")
 
 
 @pytest.fixture(autouse=True)
@@ -28,9 +32,10 @@ def test_draws_on_the_emulator(form):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("backend", ["reference", *(f"emulator:{arch}" for arch in EMULATED)])
 @pytest.mark.parametrize("number", range(len(list(draws.cases("cpu", SMALL)))))
-def test_every_case_can_be_drawn(number):
-    found = draw(list(draws.cases("cpu", SMALL))[number], 2, "cpu")
+def test_every_operation_format_and_form(number, backend):
+    found = draw(list(draws.cases("cpu", SMALL, backend))[number], 2, "cpu")
     assert found.wrong == 0 and (found.draws == 2 or found.refused)
 
 
@@ -39,6 +44,27 @@ def test_a_bit_that_depends_on_the_number_of_rows_is_found():
     run = lambda index, sizes: x[index] * (1 + 2.0**-20 * (len(index) > 3))
     found = draw(lambda: Case("planted", run, groups=3, most=20), 20, "cpu")
     assert 0 < found.wrong < found.compared
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_processes_draw(tmp_path):
+    """A pool's processes do not import a package's __main__, so what they call is elsewhere."""
+    command = [
+        sys.executable,
+        "-m",
+        program.__name__.rpartition(".")[0],
+        "draws",
+        "--draws",
+        "1",
+        "--jobs",
+        "2",
+        "--device",
+        "cpu",
+    ]
+    run = subprocess.run([*command, "--seconds", "1", "--out", str(tmp_path)], capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr[-2000:]
+    assert "wrong 0" in run.stdout.splitlines()[-1]
 
 
 @pytest.mark.parametrize("is_even", [False, True])
