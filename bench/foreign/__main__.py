@@ -42,10 +42,10 @@ Key = tuple[str, str, str]
 def main(argv: Sequence[str] | None = None) -> int:
     """Models the cells that the results lack, and writes the page on request. Returns 0."""
     args = _parser().parse_args(argv)
+    sys.path[:0] = [str(folder.expanduser().resolve()) for folder in args.at]
     if args.list:
         print("\n".join(f"{kernel.name}: {kernel.missing() or 'found'}" for kernel in FOREIGN.values()))
         return 0
-    sys.path[:0] = [str(folder.expanduser().resolve()) for folder in args.at]
     target = targets.lookup(args.target)
     known: dict[str, dict[str, Any]] = {}
     if args.results.exists():

@@ -1,6 +1,7 @@
 """The comparison with foreign kernels: operands, schedules, comparison of results, records and page."""
 
 import json
+import sys
 from dataclasses import replace
 
 import numpy as np
@@ -122,6 +123,10 @@ def test_a_missing_package_is_named_and_records_are_kept(tmp_path, monkeypatch, 
     assert json.loads(path.read_text()) == known
     assert command.main(["--results", str(path), "--list"]) == 0
     assert "LightMoE: `pip download" in capsys.readouterr().out
+    (tmp_path / "no_such_package.py").touch()
+    monkeypatch.setattr(sys, "path", sys.path[:])
+    assert command.main(["--at", str(tmp_path), "--results", str(path), "--list"]) == 0
+    assert "LightMoE: found" in capsys.readouterr().out
 
 
 def test_every_kernel_has_tiles_for_every_cell():
