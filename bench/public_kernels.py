@@ -26,6 +26,7 @@ from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from queue import Queue
+from types import MappingProxyType
 
 from tqdm import tqdm
 
@@ -120,8 +121,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     run = lambda case, setting: limits(case, setting, folder=folders[case.project])
     record = Record(args.record)
     results = run_all(cases, args.settings, run, args.jobs, record, args.deadline)
+    marks = record.marks(results)
     heading = _heading(args.checkout, args.sm_count, results, record)
-    table = results_table(cases, args.settings, results)
+    table = results_table(cases, args.settings, results, marks)
     passed = sum(result.passed for result in results.values())
     ran = sum(result.verdict != NOT_RUN for result in results.values())
     count = sum(max(results[case, setting].configurations for setting in args.settings) for case in cases)
@@ -241,6 +243,18 @@ class Record:
     def last(self, case: Case, setting: str) -> Result:
         """Returns the recorded result of a run, or that it was not run."""
         return self.earlier.get((str(case), setting), Result(NOT_RUN, 0.0))
+
+    def marks(self, results: Results) -> dict[tuple[Case, str], str]:
+        """Returns a letter per run that tells when it was made; none if all were made on one day with one set of versions."""
+        made = self.made_of(results)
+        letter = {text: chr(ord("a") + index) for index, text in enumerate(made)}
+        found = {key: self.made.get((str(key[0]), key[1])) for key in results}
+        return {key: letter[text] for key, text in found.items() if text and len(made) > 1}
+
+    def made_of(self, results: Results) -> list[str]:
+        """Returns the dates and versions of runs, sorted."""
+        keys = [(str(case), setting) for case, setting in results]
+        return sorted({self.made[key] for key in keys if key in self.made})
 
     def add(self, case: Case, setting: str, result: Result) -> None:
         """Appends a result with its date and versions."""
@@ -388,14 +402,22 @@ def _last_words(text: str) -> str:
     return "\n".join(lines)[:MESSAGE_CHARACTERS]
 
 
-def results_table(cases: Sequence[Case], settings: Sequence[str], results: Results) -> str:
-    """Returns one line per case: its name, the end in each setting, seconds of each, and warp instructions."""
+def results_table(
+    cases: Sequence[Case],
+    settings: Sequence[str],
+    results: Results,
+    marks: Mapping[tuple[Case, str], str] = MappingProxyType({}),
+) -> str:
+    """Returns one line per case: its name, the end in each setting, seconds and mark of each, and warp instructions."""
     header = ("arch", "script", "arguments", *settings, "warp instr.")
     rows = []
     for case in cases:
         ends = [results[case, setting] for setting in settings]
         counts = [end.instructions for end in ends if end.instructions is not None]
-        cells = [f"{end.verdict} {end.seconds:5.1f} s" for end in ends]
+        cells = [
+            f"{end.verdict} {end.seconds:5.1f} s {marks.get((case, setting), '')}".rstrip()
+            for setting, end in zip(settings, ends, strict=True)
+        ]
         count = f"{counts[0]:,}" if counts else "-"
         name = (
             Path(case.script).name
@@ -432,11 +454,13 @@ def _made_now() -> str:
 
 def _heading(checkout: Path, sm_count: int, results: Results, record: Record) -> str:
     """Returns the facts that the table depends on: date, subject, and versions."""
-    keys = [(str(case), setting) for case, setting in results]
-    made = "; ".join(sorted({record.made[key] for key in keys if key in record.made}))
+    made = record.made_of(results)
+    dated = "; ".join(
+        f"{chr(ord('a') + index)}: {text}" if len(made) > 1 else text for index, text in enumerate(made)
+    )
     seconds = sum(result.seconds for result in results.values())
     return (
-        f"{made}.\nCUTLASS {checkout_version(checkout)}; virtual GPUs of {sm_count} SMs. "
+        f"{dated}.\nCUTLASS {checkout_version(checkout)}; virtual GPUs of {sm_count} SMs. "
         "Seconds are processor time of a whole run: imports, compilation, emulation, the script's own reference. "
         f"All together: {seconds / 60:.0f} min."
     )

@@ -73,6 +73,18 @@ def test_past_the_deadline_the_record_counts(checkout, runs, tmp_path, capsys):
     assert "not run" in out
 
 
+def test_runs_of_different_days_are_told_apart(checkout, runs, tmp_path, monkeypatch, capsys):
+    path, settings = tmp_path / "runs.jsonl", ["--settings", "eager", "lazy"]
+    for day, chosen in (("2026-01-01: x 1", ["--settings", "lazy"]), ("2026-01-02: x 2", settings)):
+        assert "a: " not in capsys.readouterr().out
+        monkeypatch.setattr(public_kernels, "_made_now", lambda day=day: day)
+        assert public_kernels.main([str(checkout), *chosen, "--record", str(path)]) == 1
+    out = capsys.readouterr().out
+    assert "a: 2026-01-01: x 1; b: 2026-01-02: x 2.\n" in out
+    good, bad = (line for line in out.splitlines() if line.startswith("sm_"))
+    assert "pass   1.5 s b  pass   1.5 s a" in good and "FAIL   1.5 s b  FAIL   1.5 s b" in bad
+
+
 @pytest.mark.parametrize(
     "arguments, words",
     [
