@@ -1,9 +1,10 @@
 """Weight-only products modelled on GPUs that need not be present, in percent of their memory bandwidth.
 
-    python -m nvfp4_cute.bench.weight_only_modelled --results weight_only.json [--target A100] [--jobs 8] [--save]
+    python -m nvfp4_cute.bench.weight_only_modelled [--results weight_only.json] [--target A100] [--jobs 8] [--save]
 
 NVFP4 weights and bf16 rows: a dense product, and the first product of a layer of experts whose tokens chose them at
-random. ``--results`` stores each time as soon as it is known, and ``--save`` writes the page of all stored times.
+random. Each time is stored as soon as it is known, and stored ones are not modelled again. ``--save`` writes the page of
+all stored times.
 """
 
 import argparse
@@ -17,6 +18,7 @@ from nvfp4_cute.bench.moe import MODELS
 from nvfp4_cute.gpus.targets import Target, lookup
 
 PAGE = Path(__file__).parent / "results" / "weight_only_modelled.md"
+STORED = PAGE.with_suffix(".json")
 TARGETS = ("A100", "L40S", "RTX 4090", "RTX 5090", "GB10", "B200")
 DENSE, EXPERTS = (4096, 14336), "qwen3-30b-a3b"
 TOKENS = (1, 8)
@@ -32,7 +34,8 @@ matters for small products. Nothing here is measured:
 
 `bench/results/h200_weight_only.json` has measured times of an H200.
 
-Made by `python -m nvfp4_cute.bench.weight_only_modelled --results FILE --save`, from the times in FILE.
+Made by `python -m nvfp4_cute.bench.weight_only_modelled --save`, from `bench/results/weight_only_modelled.json`, which has the
+sources that modelled each time.
 
 | GPU | product | MB | us | TB/s | % of memory |
 |---|---|---:|---:|---:|---:|
@@ -81,7 +84,13 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--results", type=Path, required=True, metavar="FILE", help="keeps times")
+    parser.add_argument(
+        "--results",
+        type=Path,
+        default=STORED,
+        metavar="FILE",
+        help=f"keeps times; default: bench/results/{STORED.name}",
+    )
     parser.add_argument("--target", action="append", help=f"a GPU; default: {', '.join(TARGETS)}")
     parser.add_argument("--stored", action="store_true", help="model nothing that FILE lacks")
     parser.add_argument("--jobs", type=int, default=1, help="processes")

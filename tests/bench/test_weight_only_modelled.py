@@ -45,3 +45,9 @@ def test_stored_times_alone_make_a_page(tmp_path, capsys):
     file.write_text(json.dumps({modelled.key_of(case, target): {"time": {"us": 200.0}}}))
     assert weight_only_modelled.main(["--results", str(file), "--stored"]) == 0
     assert capsys.readouterr().out.count("| GB10 |") == 1
+
+
+def test_the_page_has_every_stored_time():
+    known = json.loads(weight_only_modelled.STORED.read_text())
+    assert weight_only_modelled.PAGE.read_text() == weight_only_modelled.page(known)
+    assert all(known[key]["sources"] for key in known)
