@@ -158,11 +158,11 @@ class Part:
         x = torch.empty((0, self.model.hidden), dtype=torch.bfloat16, device=DEVICE)
         return LocalExperts.of(x, LayerOfExperts(self.w13, self.w2, SILU, ActivationFormat("nvfp4")))
 
-    def rows(self, data, scale, ids, order) -> torch.Tensor:
+    def rows(self, rows, ids, order) -> torch.Tensor:
         """Computes both products."""
-        mean = -(-len(data) // self.model.experts)
+        mean = -(-len(rows.data) // self.model.experts)
         return self.experts.rows(
-            data, scale, ids, order, dtype=torch.bfloat16, first_expert=0, backend="auto", mean_rows=mean
+            rows, ids, order, dtype=torch.bfloat16, first_expert=0, backend="auto", mean_rows=mean
         )
 
     def moved(self, ids: torch.Tensor) -> torch.Tensor:
@@ -185,8 +185,8 @@ class Part:
         send = lambda: push.send(x, ids, group, buffers, None, "auto")
         places = send()
         receive = lambda: push.receive(buffers, count, None, None, "auto")
-        data, scale, order = receive()
-        products = lambda: self.rows(data, scale, buffers.ids, order)
+        rows, order = receive()
+        products = lambda: self.rows(rows, buffers.ids, order)
         down = products()
         give = lambda: push.return_results(down, order, buffers, "auto")
         give()
@@ -212,8 +212,8 @@ class Part:
         ids_of = lambda: layout.ids(arrived).contiguous()
         count = self.experts.count
         unpack = lambda: dispatch.unpack(arrived, ids_of(), layout, count, None, sum(owed), "auto")
-        local, (data, scale, order) = ids_of(), unpack()
-        products = lambda: self.rows(data, scale, local, order)
+        local, (sorted_rows, order) = ids_of(), unpack()
+        products = lambda: self.rows(sorted_rows, local, order)
         down = products()
         collect = lambda: dispatch.collect(down, local, order, sum(owed), "auto")
         results = collect()

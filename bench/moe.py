@@ -27,8 +27,8 @@ import torch
 from nvfp4_cute import MoE, UnsupportedProblem, UnsupportedTarget, route
 from nvfp4_cute.experts.activation import activate_rows
 from nvfp4_cute.experts.combine import finalize
-from nvfp4_cute.experts.gather import gather, gather_quantize
-from nvfp4_cute.experts.middle import activate, activate_quantize
+from nvfp4_cute.experts.gather import gather
+from nvfp4_cute.experts.middle import activate
 from nvfp4_cute.experts.permutation import Permutation, permute
 from nvfp4_cute.experts.weights import ExpertWeights
 from nvfp4_cute.formats.block_format import FORMATS, MXFP4, MXFP8, BlockFormat
@@ -141,7 +141,7 @@ def ours(model: Model, weights: Weights, batch: Batch) -> Calls:
     alpha, offs = alpha_of(layer), order.offs
     sides: dict[str, Any] = {"a_format": rows_of, "b_format": layer.formats[0]}
     dual: dict[str, Any] = {"weight_layout": "concatenated", "out_dtype": layer.activations, **sides}
-    data, scale, _ = gather_quantize(x, ids, experts, format=rows_of)
+    (data, scale, _), _ = gather(x, ids, experts, format=rows_of)
     is_fused = 2 * model.width % 256 == 0
     first: Calls = {}
     if is_fused:
@@ -152,26 +152,26 @@ def ours(model: Model, weights: Weights, batch: Batch) -> Calls:
         product = lambda: grouped_gemm(data, layer.w13, scale, layer.w13_scale, offs, alpha, **sides)
         h = product()
         first["gate_up"] = product
-        first["activate"] = lambda: activate_quantize(h, ids, order, format=rows_of)
+        first["activate"] = lambda: activate(h, ids, order, format=rows_of)
     hidden = [*first.values()][-1]()
     second = lambda: grouped_gemm(hidden[0], layer.w2, hidden[1], layer.w2_scale, offs, layer.alpha2, **sides)
     rows = second()
 
     def without_sum() -> Any:
-        data, scale, order = gather_quantize(x, ids, experts, format=rows_of)
+        (data, scale, _), order = gather(x, ids, experts, format=rows_of)
         if is_fused:
             hidden = grouped_dual_gemm(
                 data, layer.w13, None, scale, layer.w13_scale, None, alpha, alpha, offs=order.offs, **dual
             )  # fmt: skip
         else:
             h = grouped_gemm(data, layer.w13, scale, layer.w13_scale, order.offs, alpha, **sides)
-            hidden = activate_quantize(h, ids, order, format=rows_of)
+            hidden = activate(h, ids, order, format=rows_of)
         return grouped_gemm(hidden[0], layer.w2, hidden[1], layer.w2_scale, order.offs, layer.alpha2, **sides)
 
     return {
         "route": lambda: route(batch.logits, model.top_k),
         "permute": lambda: permute(ids, experts),
-        "permute + gather_quantize": lambda: gather_quantize(x, ids, experts),
+        "permute + gather_quantize": lambda: gather(x, ids, experts, format=rows_of),
         **first,
         "down": second,
         "finalize": lambda: finalize(rows, order.rows, batch.weights),
@@ -195,14 +195,14 @@ def weight_only(model: Model, weights: Weights, batch: Batch) -> Calls:
                 weight_layout="concatenated", **sides,
             )  # fmt: skip
         h = grouped_gemm(rows, layer.w13, None, layer.w13_scale, order.offs, alpha, **sides)
-        return activate(h, ids, order)
+        return activate(h, ids, order).data
 
     def down(rows: torch.Tensor, order: Permutation) -> torch.Tensor:
         return grouped_gemm(rows, layer.w2, None, layer.w2_scale, order.offs, layer.alpha2, **sides)
 
     def without_sum() -> torch.Tensor:
         rows, order = gather(x, ids, experts)
-        return down(gate_up(rows, order), order)
+        return down(gate_up(rows.data, order), order)
 
     rows, order = gather(x, ids, experts)
     hidden = gate_up(rows, order)

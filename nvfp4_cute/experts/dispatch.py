@@ -18,7 +18,8 @@ from functools import cached_property
 import torch
 
 from nvfp4_cute.backends.calls import run
-from nvfp4_cute.experts.gather import gather_as
+from nvfp4_cute.experts.gather import gather
+from nvfp4_cute.experts.new_rows import ExpertRows
 from nvfp4_cute.experts.permutation import Permutation, new_order, permute
 from nvfp4_cute.experts.placement import Placement
 from nvfp4_cute.experts.rank_tasks import (
@@ -156,7 +157,7 @@ def unpack(
     backend: str,
     inbox: Inbox | None = None,
     format: BlockFormat | None = NVFP4,
-) -> tuple[torch.Tensor, torch.Tensor | None, Permutation]:
+) -> tuple[ExpertRows, Permutation]:
     """Converts received rows to ragged operands of the local experts.
 
     Args:
@@ -171,13 +172,13 @@ def unpack(
         format: format of the operands; None keeps 16-bit values.
 
     Returns:
-        data, scale, order: see ``gather_as``. Rows after the last choice are undefined.
+        rows, order: see ``gather``. Rows after the last choice are undefined.
     """
     if not layout.is_quantized:
         if inbox is not None:
             permute(ids, num_experts, inbox=inbox, backend=backend)
         x = rows[:, layout.values].view(layout.dtype)
-        return gather_as(format, x, ids, num_experts, scale, backend=backend)
+        return gather(x, ids, num_experts, format=format, global_scale=scale, backend=backend)
     finds_order = ids.numel() <= FEW_SLOTS
     if finds_order:
         order = new_order(ids, num_experts)
@@ -193,7 +194,7 @@ def unpack(
         layout.scales.start, finds_order, *fields_of(inbox if finds_order else None),
     )  # fmt: skip
     run(backend, task)
-    return data, blocked.view(torch.float8_e4m3fn), order
+    return ExpertRows(data, blocked.view(torch.float8_e4m3fn)), order
 
 
 def _room(count: int) -> int:

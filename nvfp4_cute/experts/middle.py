@@ -1,4 +1,4 @@
-"""``activate_quantize`` and ``activate``: bias and activation between the two products, where no epilogue computes them."""
+"""``activate``: bias and activation between the two products, where no epilogue computes them."""
 
 from dataclasses import dataclass
 from enum import IntEnum
@@ -6,104 +6,20 @@ from itertools import pairwise
 
 import torch
 
-from nvfp4_cute.activation import parse
+from nvfp4_cute.activation import SILU, Activation, activation_of
 from nvfp4_cute.backends.calls import run
 from nvfp4_cute.experts.activation import IDENTITY, GateLayout, activate_rows
 from nvfp4_cute.experts.checks import check_ids, check_row_format, check_rows, check_vector
+from nvfp4_cute.experts.gather import as_rows, found_scales
 from nvfp4_cute.experts.keys import ActivateKey
-from nvfp4_cute.experts.new_rows import new_rows
+from nvfp4_cute.experts.new_rows import ExpertRows, new_rows
 from nvfp4_cute.experts.permutation import Permutation
 from nvfp4_cute.formats import block_scaled
-from nvfp4_cute.formats.block_format import NVFP4, BlockFormat
+from nvfp4_cute.formats.block_format import BlockFormat
 from nvfp4_cute.gpus.targets import Gpu
 from nvfp4_cute.launch.table_task import TableTask
 from nvfp4_cute.launch_table import Activate, float32_bits
 from nvfp4_cute.operands import rules as checks
-from nvfp4_cute.operands.results import as_results
-
-
-def activate_quantize(
-    h: torch.Tensor,
-    ids: torch.Tensor,
-    order: Permutation,
-    *,
-    activation: str = "silu",
-    gate_layout: GateLayout = "concatenated",
-    limit: float | None = None,
-    bias: torch.Tensor | None = None,
-    global_scale: torch.Tensor | None = None,
-    first_expert: int = 0,
-    format: BlockFormat = NVFP4,
-    backend: str = "auto",
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Quantizes ``activation(gate + bias) * (up + bias)`` for every expert's rows in one launch.
-
-    Computes in float32 with the operations of ``experts.activation``, so the bits are the same everywhere.
-
-    Args:
-        h: float16 or bfloat16 results of the first product: [R, 2 N], or [R, N] without a gate; rows a multiple of 16 bytes
-            apart. R is at most T * k and at least the number of rows in ``order``.
-        ids, order, first_expert: see ``permute``.
-        activation: text of ``nvfp4_cute.activation``, such as "silu".
-        gate_layout: "concatenated": the gate's columns, then up's; "interleaved": alternating columns, the gate's first;
-            "none".
-        limit: clamps the gate to at most ``limit`` and up to [-limit, limit].
-        bias: contiguous [E_local, columns of h] in the dtype of ``h``.
-        global_scale: float32 [E_local], or None for 1.
-        format: see ``gather_quantize``.
-        backend: see ``permute``.
-
-    Returns:
-        data and scale like those of ``gather_quantize``; for NVFP4 uint8 [R, N/2] and float8_e4m3fn [R // 128 + E_local, N/64
-        rounded up, 32, 4, 4].
-
-    Raises:
-        TypeError, ValueError: an operand breaks a rule.
-        UnsupportedTarget: the GPU has no kernel.
-    """
-    n = _check(h, ids, order, activation, gate_layout, bias, global_scale)
-    check_vector("global_scale", global_scale, len(order.offs))
-    check_row_format(format, global_scale=global_scale)
-    data, scale = new_rows(len(h), n, len(order.offs), format, h.device)
-    choices = (activation, gate_layout, limit, first_expert)
-    _activate(h, bias, ids, order, global_scale, data, scale, choices, backend, format)
-    return as_results([data, scale], False, format, None)
-
-
-def activate_quantize_rows(
-    h: torch.Tensor,
-    ids: torch.Tensor,
-    order: Permutation,
-    *,
-    activation: str = "silu",
-    gate_layout: GateLayout = "concatenated",
-    limit: float | None = None,
-    bias: torch.Tensor | None = None,
-    first_expert: int = 0,
-    format: BlockFormat = NVFP4,
-    backend: str = "auto",
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Quantizes like ``activate_quantize``, with a global scale per row that the same launch computes.
-
-    Args:
-        h, ids, order, activation, gate_layout, limit, bias, first_expert, backend: see ``activate_quantize``. Also ``IDENTITY``,
-            without a gate, for rows that are activated already.
-        format: NVFP4 or FOUR_OVER_SIX.
-
-    Returns:
-        data and scale, see ``activate_quantize``, and float32 [R], the global scales of rows.
-
-    Raises:
-        TypeError, ValueError: an operand breaks a rule.
-        UnsupportedTarget: the GPU has no kernel.
-    """
-    is_active = activation == IDENTITY and gate_layout == "none"
-    n = _check(h, ids, order, "silu" if is_active else activation, gate_layout, bias)
-    data, scale = new_rows(len(h), n, len(order.offs), format, h.device)
-    found = torch.empty(len(h), dtype=torch.float32, device=h.device)
-    choices = (activation, gate_layout, limit, first_expert)
-    _activate(h, bias, ids, order, found, data, scale, choices, backend, format, finds_scales=True)
-    return (*as_results([data, scale], False, format, None), found)
 
 
 def activate(
@@ -111,47 +27,52 @@ def activate(
     ids: torch.Tensor,
     order: Permutation,
     *,
-    activation: str = "silu",
+    activation: Activation | str = SILU,
     gate_layout: GateLayout = "concatenated",
-    limit: float | None = None,
     bias: torch.Tensor | None = None,
+    format: BlockFormat | None = None,
+    global_scale: torch.Tensor | str | None = None,
     first_expert: int = 0,
     backend: str = "auto",
-) -> torch.Tensor:
-    """Computes ``activation(gate + bias) * (up + bias)`` for every expert's rows: ``activate_quantize`` without quantization.
+) -> ExpertRows:
+    """Computes ``activation(gate + bias) * (up + bias)`` for every expert's rows in one launch, quantized or not.
+
+    Computes in float32 with the operations of ``experts.activation``, so the bits are the same everywhere.
 
     Args:
-        h, ids, order, activation, gate_layout, limit, bias, first_expert, backend: see ``activate_quantize``.
+        h: float16 or bfloat16 results of the first product: [R, 2 N], or [R, N] without a gate; rows a multiple of 16 bytes
+            apart. R is at most T * k and at least the number of rows in ``order``.
+        ids, order, first_expert: see ``permute``.
+        activation: an ``Activation`` or its text, or ``IDENTITY`` for rows that are activated already.
+        gate_layout: "concatenated": the gate's columns, then up's; "interleaved": alternating columns, the gate's first;
+            "none".
+        bias: contiguous [E_local, columns of h] in the dtype of ``h``.
+        format: see ``gather``; None rounds once to the dtype of h, to nearest even.
+        global_scale: float32 [E_local], or None for 1. "per_row": the launch computes a global scale per row.
+        backend: see ``permute``.
 
     Returns:
-        [R, N] in the dtype of h, rounded once, to nearest even. Rows after the last expert's are not written.
+        [R, N] in the dtype of h, or data and scales like those of ``gather``. Rows after the last expert's are not written.
 
     Raises:
         TypeError, ValueError: an operand breaks a rule.
         UnsupportedTarget: the GPU has no kernel.
     """
-    n = _check(h, ids, order, activation, gate_layout, bias)
-    data = torch.empty((len(h), n), dtype=h.dtype, device=h.device)
-    choices = (activation, gate_layout, limit, first_expert)
-    _activate(h, bias, ids, order, None, data, None, choices, backend)
-    return data
-
-
-def _activate(
-    h,
-    bias,
-    ids,
-    order: Permutation,
-    global_scale,
-    data,
-    scale,
-    choices,
-    backend,
-    format=None,
-    finds_scales=False,
-) -> None:
-    """Writes the rows, quantized if there is a ``format``. A limit applies only if there is a gate."""
-    activation, gate_layout, limit, first_expert = choices
+    given = None if isinstance(global_scale, str) else global_scale
+    limit: float | None = None
+    if activation == IDENTITY:
+        function = IDENTITY
+    else:
+        record = activation_of(activation)
+        function, limit = record.function, record.limit
+    n, experts, found = _check(h, ids, order, gate_layout, bias, given), len(order.offs), None
+    if format is None:
+        rows = ExpertRows(torch.empty((len(h), n), dtype=h.dtype, device=h.device))
+    else:
+        check_vector("global_scale", given, experts)
+        check_row_format(format, global_scale=global_scale)
+        found = found_scales(global_scale, len(h), h.device)
+        rows = ExpertRows(*new_rows(len(h), n, experts, format, h.device), found)
     task = ActivateTask(
         h=h,
         bias=bias,
@@ -159,25 +80,25 @@ def _activate(
         slots=order.slots,
         places=order.places,
         offs=order.offs,
-        global_scale=global_scale,
-        data=data,
-        scale=scale,
-        activation=IDENTITY if activation == IDENTITY else parse(activation).function,
+        global_scale=given if found is None else found,
+        data=rows.data,
+        scale=rows.scale,
+        activation=function,
         gate_layout=gate_layout,
         limit=None if gate_layout == "none" else limit,
         first_expert=first_expert,
         format=format,
-        finds_scales=finds_scales,
+        finds_scales=found is not None,
     )
     run(backend, task)
+    return rows if format is None else as_rows(rows, format)
 
 
-def _check(h, ids, order: Permutation, activation: str, gate_layout: str, bias, global_scale=None) -> int:
-    """Returns the columns of the result. Raises where an operand breaks a rule of both operations."""
+def _check(h, ids, order: Permutation, gate_layout: str, bias, global_scale) -> int:
+    """Returns the columns of the result. Raises where an operand breaks a rule."""
     checks.check_tensors({"h": h, "ids": ids}, {"bias": bias, "global_scale": global_scale})
     check_rows("h", h)
     check_ids(ids)
-    parse(activation)
     checks.check_choice("gate_layout", gate_layout, ("concatenated", "interleaved", "none"))
     rows, columns = h.shape
     n = columns if gate_layout == "none" else columns // 2
@@ -201,7 +122,7 @@ def _check(h, ids, order: Permutation, activation: str, gate_layout: str, bias, 
 
 @dataclass(frozen=True)
 class ActivateTask(TableTask):
-    """Checked operands of ``activate_quantize``, or of ``activate``, which has no ``scale``.
+    """Checked operands of ``activate``. Without a format there is no ``scale``.
 
     With ``finds_scales``, ``global_scale`` is written, one number per row.
     """

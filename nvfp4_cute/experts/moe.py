@@ -11,7 +11,7 @@ from nvfp4_cute.activation import SILU, Activation, activation_of
 from nvfp4_cute.backends.calls import chain, run
 from nvfp4_cute.experts import routed
 from nvfp4_cute.experts.combine import FinalizeTask, check_call
-from nvfp4_cute.experts.gather import gather_as, gather_quantize_rows
+from nvfp4_cute.experts.gather import gather
 from nvfp4_cute.experts.input_weights import moe_of_weighted_tokens
 from nvfp4_cute.experts.parallel import moe_over_ranks
 from nvfp4_cute.experts.products import LocalExperts
@@ -25,6 +25,7 @@ from nvfp4_cute.experts.records import (
 )
 from nvfp4_cute.experts.tensor_parallel import add_shares
 from nvfp4_cute.formats.block_format import MXFP4_FP8, NVFP4, BlockFormat, FP8_128x128
+from nvfp4_cute.formats.global_scale import PER_ROW
 
 # Formats of rows that "auto" selects, by the format of the weights. Rows of other weights keep 16 bits.
 USUAL_ROWS: dict[BlockFormat, Activations] = {NVFP4: "nvfp4", MXFP4_FP8: "fp8_1xk"}
@@ -99,14 +100,13 @@ def compute(
     """Computes a layer that is described by records; arguments and errors are those of ``moe``.
 
     Rounding happens four times: rows to their format twice, the second product's rows to ``x``'s dtype, and the result. A
-    ``grouped_gemm`` and ``activate_quantize`` replace ``grouped_dual_gemm`` with biases, without a gate, or where it cannot read
+    ``grouped_gemm`` and ``activate`` replace ``grouped_dual_gemm`` with biases, without a gate, or where it cannot read
     the weights' rows. (On sm_90a a product may dequantize its rows in a launch of its own.) torch allocates buffers for T * k
     rows.
 
     8-bit hidden rows take a launch of their own after the activation, unless the first product quantizes them ("fp8_1x128" on
     GPUs whose dual kernel can). Before it, they are in float32 if ``grouped_dual_gemm`` computed them for "fp8_1x128" or "int8",
-    otherwise in ``x``'s dtype. With "fp8_1x128", another launch after ``gather`` quantizes the first rows; ``gather_quantize``
-    does so for "fp8_1xk" and "int8".
+    otherwise in ``x``'s dtype. With "fp8_1x128", another launch quantizes the first rows.
     """
     if layer.activations.weight_on_input:
         plain = layer._replace(activations=replace(layer.activations, weight_on_input=False))
@@ -118,10 +118,10 @@ def compute(
     if not private_api.is_traced():
         return chain(layer.backend, _compute, layer, x, ids, weights, shared)
     experts, w13, w2 = LocalExperts.of(x, layer), layer.w13, layer.w2
-    first, second = w13.weight, w2.weight
+    first, second, act = w13.weight, w2.weight, experts.activation
     return torch.ops.nvfp4_cute.moe(  # the custom op (experts.library) that a traced graph keeps
         x, ids, weights, [first.data, first.scale], [second.data, second.scale], first.format.name, second.format.name,
-        experts.activations, experts.activation, experts.limit, w13.layout, experts.input_scale, experts.hidden_scale,
+        experts.activations, act.function, act.limit, w13.layout, experts.input_scale, experts.hidden_scale,
         experts.gate_alpha, experts.up_alpha, experts.alpha2, w13.bias, w2.bias, shared, layer.first_expert, layer.backend,
     )  # fmt: skip
 
@@ -143,14 +143,9 @@ def _compute(
         down = routed.rows(experts, x, ids, **where)
         run(layer.backend, FinalizeTask(down, None, weights, y, ids=ids, experts=experts.count, **sum_of))
         return y
-    row_scale: torch.Tensor | None = None
-    scale: torch.Tensor | None
-    format = experts.row_format
-    if experts.scales_rows and format is not None:
-        data, scale, row_scale, order = gather_quantize_rows(x, ids, experts.count, format=format, **where)
-    else:
-        data, scale, order = gather_as(format, x, ids, experts.count, experts.input_scale, **where)
-    down = experts.rows(data, scale, ids, order, dtype=x.dtype, row_scale=row_scale, **where)
+    factor = PER_ROW if experts.scales_rows else experts.input_scale
+    rows, order = gather(x, ids, experts.count, format=experts.row_format, global_scale=factor, **where)
+    down = experts.rows(rows, ids, order, dtype=x.dtype, **where)
     run(
         layer.backend, FinalizeTask(down, order.rows, weights, y, ids=None if bias is None else ids, **sum_of)
     )

@@ -1,8 +1,24 @@
-"""Allocates quantized rows of experts."""
+"""Rows of experts, quantized or not, and how they are allocated."""
+
+from typing import NamedTuple
 
 import torch
 
 from nvfp4_cute.formats.block_format import BlockFormat
+
+
+class ExpertRows(NamedTuple):
+    """Rows sorted by expert, as a ragged product reads them.
+
+    Attributes:
+        data: [R, K] in 16 bits, or quantized, [R, bytes of K].
+        scale: block scales, in the layout of ragged groups, or row-major; None in 16 bits.
+        row_scale: float32 [R], global scales that the launch computed; None without them.
+    """
+
+    data: torch.Tensor
+    scale: torch.Tensor | None = None
+    row_scale: torch.Tensor | None = None
 
 
 def new_rows(

@@ -32,6 +32,7 @@ from nvfp4_cute.experts.checks import check_row_pitch
 from nvfp4_cute.experts.combine import FinalizeTask, check_call
 from nvfp4_cute.experts.dispatch import Routes, RowLayout
 from nvfp4_cute.experts.exchange import agree, gather, send_rows
+from nvfp4_cute.experts.new_rows import ExpertRows
 from nvfp4_cute.experts.permutation import Permutation, permute
 from nvfp4_cute.experts.placement import Placement
 from nvfp4_cute.experts.products import LocalExperts
@@ -143,7 +144,7 @@ class Call:
             results = 0 if count is not None else len(rows) * layout.top_k
             return rows.new_zeros((results, layout.hidden * layout.dtype.itemsize)).view(layout.dtype)
         ids = layout.ids(rows).contiguous()
-        data, scale, order = dispatch.unpack(
+        sorted_rows, order = dispatch.unpack(
             rows,
             ids,
             layout,
@@ -153,15 +154,14 @@ class Call:
             self.backend,
             format=experts.row_format,
         )
-        down = self.rows(data, scale, ids, order)
+        down = self.rows(sorted_rows, ids, order)
         return dispatch.collect(down, ids, order, count, self.backend)
 
-    def rows(self, data, scale, ids: torch.Tensor, order: Permutation) -> torch.Tensor:
+    def rows(self, rows: ExpertRows, ids: torch.Tensor, order: Permutation) -> torch.Tensor:
         """Runs ``LocalExperts.rows``. There is room for the choices of all ranks, and each expert gets its share on average."""
-        mean = -(-len(data) // self.ranks.placement.num_places)
+        mean = -(-len(rows.data) // self.ranks.placement.num_places)
         return self.experts.rows(
-            data,
-            scale,
+            rows,
             ids,
             order,
             dtype=self.layout.dtype,
@@ -183,10 +183,10 @@ class Call:
         """Computes the tokens that arrive in this rank's buffer, at most ``count`` choices, and returns the results."""
         experts = self.experts
         if experts.count:
-            data, scale, order = push.receive(
+            rows, order = push.receive(
                 buffers, experts.count, self.experts.input_scale, count, self.backend, experts.row_format
             )
-            down = self.rows(data, scale, buffers.ids, order)
+            down = self.rows(rows, buffers.ids, order)
         else:
             order = permute(buffers.ids, 1, inbox=buffers.inbox, backend=self.backend)
             down = buffers.results[:0]

@@ -7,6 +7,7 @@ from typing import Any, get_args
 import torch
 
 from nvfp4_cute import backends, private_api
+from nvfp4_cute.activation import Activation
 from nvfp4_cute.batch_invariance import is_batch_invariant
 from nvfp4_cute.errors import UnsupportedProblem
 from nvfp4_cute.experts.activation import IDENTITY
@@ -19,8 +20,9 @@ from nvfp4_cute.experts.checks import (
     kind_of_rows,
     scales_rows,
 )
-from nvfp4_cute.experts.gather import gather_as, quantize_rows
-from nvfp4_cute.experts.middle import activate, activate_quantize, activate_quantize_rows
+from nvfp4_cute.experts.gather import gather, quantize_rows
+from nvfp4_cute.experts.middle import activate
+from nvfp4_cute.experts.new_rows import ExpertRows
 from nvfp4_cute.experts.permutation import Permutation
 from nvfp4_cute.experts.records import LAYOUTS, Activations, ExpertLayout, Experts, LayerOfExperts
 from nvfp4_cute.experts.weights import per_expert, product_factors
@@ -35,6 +37,7 @@ from nvfp4_cute.formats.block_format import (
     FP8_128x128,
 )
 from nvfp4_cute.formats.block_format import NVFP4 as NVFP4_FORMAT
+from nvfp4_cute.formats.global_scale import PER_ROW
 from nvfp4_cute.launch import tuned
 from nvfp4_cute.launch.plan import config_of
 from nvfp4_cute.operands import rules as checks
@@ -43,7 +46,7 @@ from nvfp4_cute.ops.parts.dual_gemm import grouped_dual_gemm
 from nvfp4_cute.ops.parts.grouped_gemm import grouped_gemm
 from nvfp4_cute.planning.arch import choose_weight_only, parts_of_k
 from nvfp4_cute.planning.config import KernelConfig
-from nvfp4_cute.problem import Activation, Gate, GroupedProblem, OutDtype, num_weights
+from nvfp4_cute.problem import Gate, GroupedProblem, OutDtype, num_weights
 
 # Activations that can be multiplied by weights of each format, the usual ones first; 16-bit rows by weights of any other format.
 MX_ROWS: tuple[Activations, ...] = ("mxfp8_e4m3", "mxfp8_e5m2", "mxfp4", "16bit")
@@ -69,7 +72,6 @@ class LocalExperts:
     w2: Any
     activations: Activations
     activation: Activation
-    limit: float | None
     weight_layout: ExpertLayout
     gate_alpha: torch.Tensor | None
     up_alpha: torch.Tensor | None
@@ -100,7 +102,7 @@ class LocalExperts:
             raise TypeError("w2.alpha is a tuple; the second product has one factor per expert")
         alpha2, _ = _factors("w2.alpha", second, hidden_scale, experts, x.device)
         local = cls(
-            first.weight, second.weight, activations, layer.activation.function, layer.activation.limit, first.layout,
+            first.weight, second.weight, activations, layer.activation, first.layout,
             gate_alpha, up_alpha, alpha2, first.bias, input_scale, per_expert(hidden_scale, experts, x.device),
         )  # fmt: skip
         if not local.is_fused:
@@ -136,8 +138,8 @@ class LocalExperts:
                 'input_scale="per_row" with a group that divides experts: ranks send rows that are quantized with one scale, or '
                 'in 16 bits; divide="tensor" divides every expert, or pass calibrated scales'
             )
-        data, scale, order = gather_as(self.row_format, x[:0], ids, self.count, None, backend=backend)
-        self.rows(data, scale, ids, order, dtype=x.dtype, first_expert=0, backend=backend)
+        rows, order = gather(x[:0], ids, self.count, format=self.row_format, backend=backend)
+        self.rows(rows, ids, order, dtype=x.dtype, first_expert=0, backend=backend)
         _checked.add(signature)
 
     def _signature(self) -> tuple[Any, ...]:
@@ -151,7 +153,7 @@ class LocalExperts:
             for t in tensors
         )
         formats = self.w13.format.name, self.w2.format.name
-        return (self.activations, self.activation, self.limit, self.weight_layout, *formats, *kinds)
+        return (self.activations, self.activation, self.weight_layout, *formats, *kinds)
 
     @property
     def count(self) -> int:
@@ -195,8 +197,7 @@ class LocalExperts:
 
     def rows(
         self,
-        data: torch.Tensor,
-        scale: torch.Tensor | None,
+        rows: ExpertRows,
         ids: torch.Tensor,
         order: Permutation,
         *,
@@ -204,45 +205,43 @@ class LocalExperts:
         first_expert: int,
         backend: str,
         mean_rows: int | None = None,
-        row_scale: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Computes one result per row, [R, H] in ``dtype``, in at most three launches (four with 8-bit rows).
 
         Args:
-            data, scale, order: from ``gather_quantize`` or ``gather_quantize_rows``, or from ``gather`` with ``scale=None``.
+            rows, order: from ``gather``.
             ids: the ids from which ``order`` was computed.
             dtype: dtype of the results.
             first_expert, backend: see ``moe``.
-            mean_rows: mean number of rows per expert, for which kernels are chosen; None for R / E. Needed where ``data`` has
+            mean_rows: mean number of rows per expert, for which kernels are chosen; None for R / E. Needed where ``rows`` has
                 spare room.
-            row_scale: from ``gather_quantize_rows``.
         """
         hidden: Any
+        data, scale, row_scale = rows
         configs = self._configs(mean_rows, dtype, backend, data.device)
         if self.is_fused and not self._dequantizes_first(data, configs[0], backend):
             fused_layout: Any = self.weight_layout
             out_dtype = self._hidden_dtype(dtype, backend, data.device)
             hidden = grouped_dual_gemm(
                 data, self.w13.data, None, scale, self.w13.scale, None, self.gate_alpha, self.up_alpha, offs=order.offs,
-                row_scale=row_scale, activation=self.activation, limit=self.limit, weight_layout=fused_layout,
-                out_dtype=out_dtype, out_global_scale=self.hidden_scale, a_format=self._a_format,
+                row_scale=row_scale, activation=self.activation.function, limit=self.activation.limit,
+                weight_layout=fused_layout, out_dtype=out_dtype, out_global_scale=self.hidden_scale, a_format=self._a_format,
                 b_format=self.w13.format, early_weights=order.is_older, backend=backend, config=configs[0],
             )  # fmt: skip
+            if isinstance(hidden, torch.Tensor) and self.scales_rows:
+                hidden = activate(
+                    hidden, ids, order, activation=IDENTITY, gate_layout="none", format=self.row_format,
+                    global_scale=PER_ROW, first_expert=first_expert, backend=backend,
+                )  # fmt: skip
+            elif isinstance(hidden, torch.Tensor):
+                hidden = quantize_rows(hidden, self.row_format, backend)
         else:
-            rows = data, scale, row_scale
             hidden = self._two_launches(rows, ids, order, dtype, first_expert, backend, configs[0])
-        if isinstance(hidden, torch.Tensor) and self.scales_rows and self.row_format is not None:
-            hidden = activate_quantize_rows(
-                hidden, ids, order, activation=IDENTITY, gate_layout="none", first_expert=first_expert,
-                format=self.row_format, backend=backend,
-            )  # fmt: skip
-        elif isinstance(hidden, torch.Tensor):
-            hidden = quantize_rows(hidden, self.row_format, backend)
-        hidden, hidden_sf, *hidden_scale = hidden
+        hidden, hidden_sf, hidden_factor = ExpertRows(*hidden)
         return grouped_gemm(
             hidden, self.w2.data, hidden_sf, self.w2.scale, order.offs, self.alpha2, out_dtype=dtype,
-            row_scale=hidden_scale[0] if hidden_scale else None, a_format=self._a_format, b_format=self.w2.format,
-            early_weights=True, backend=backend, config=configs[1],
+            row_scale=hidden_factor, a_format=self._a_format, b_format=self.w2.format, early_weights=True, backend=backend,
+            config=configs[1],
         )  # fmt: skip
 
     def _dequantizes_first(self, rows: torch.Tensor, config: KernelConfig | None, backend: str) -> bool:
@@ -263,7 +262,11 @@ class LocalExperts:
             return None, None
         (_, rows, _), (_, hidden, _) = self.w13.data.shape, self.w2.data.shape
         width = self.w2.format.elements(self.w2.data.shape[2])
-        gate = Gate(self.activation, self.limit, self.weight_layout) if self.is_fused else None
+        gate = (
+            Gate(self.activation.function, self.activation.limit, self.weight_layout)
+            if self.is_fused
+            else None
+        )
         first = (
             (mean_rows, width if gate else rows, hidden),
             (self.activations if self.row_format and not self.scales_rows else dtype) if gate else dtype,
@@ -276,28 +279,22 @@ class LocalExperts:
             config_of_mean(name, device, self.count, *second, a_format, self.w2.format, is_batch_invariant()),
         )
 
-    def _two_launches(self, rows, ids, order, dtype, first_expert, backend, config) -> Any:
-        """Computes the first product, then its activation; returns rows and, if that quantizes them, all their scales.
-
-        rows: data, scale and row_scale.
-        """
+    def _two_launches(self, rows: ExpertRows, ids, order, dtype, first_expert, backend, config) -> ExpertRows:
+        """Computes the first product, then its activation, and quantizes the results."""
         gate_layout: Any = self.weight_layout
-        data, scale, row_scale = rows
         h = grouped_gemm(
-            data, self.w13.data, scale, self.w13.scale, order.offs, self.gate_alpha, out_dtype=dtype, row_scale=row_scale,
-            a_format=self._a_format, b_format=self.w13.format, early_weights=order.is_older, backend=backend, config=config,
+            rows.data, self.w13.data, rows.scale, self.w13.scale, order.offs, self.gate_alpha, out_dtype=dtype,
+            row_scale=rows.row_scale, a_format=self._a_format, b_format=self.w13.format, early_weights=order.is_older,
+            backend=backend, config=config,
         )  # fmt: skip
-        options: Any = {
-            "activation": self.activation, "gate_layout": gate_layout, "limit": self.limit, "bias": self.bias13,
-            "first_expert": first_expert, "backend": backend,
-        }  # fmt: skip
-        if self.row_format is None or self._has_rowmajor_scales:
-            return activate(h, ids, order, **options)
-        if self.scales_rows:
-            return activate_quantize_rows(h, ids, order, format=self.row_format, **options)
-        return activate_quantize(
-            h, ids, order, global_scale=self.hidden_scale, format=self.row_format, **options
-        )
+        quantizes = self.row_format is not None and not self._has_rowmajor_scales
+        factor = PER_ROW if self.scales_rows else self.hidden_scale
+        made = activate(
+            h, ids, order, activation=self.activation, gate_layout=gate_layout, bias=self.bias13,
+            format=self.row_format if quantizes else None, global_scale=factor if quantizes else None,
+            first_expert=first_expert, backend=backend,
+        )  # fmt: skip
+        return made if quantizes else quantize_rows(made.data, self.row_format, backend)
 
 
 @lru_cache(maxsize=1024)

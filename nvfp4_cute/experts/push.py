@@ -18,6 +18,7 @@ import torch
 from nvfp4_cute.backends.calls import run
 from nvfp4_cute.experts import dispatch
 from nvfp4_cute.experts.keys import PushResultsKey, PushRowsKey
+from nvfp4_cute.experts.new_rows import ExpertRows
 from nvfp4_cute.experts.permutation import Permutation
 from nvfp4_cute.experts.placement import Placement
 from nvfp4_cute.experts.rank_tasks import ALIGNMENT, look_up, row_parts
@@ -72,7 +73,7 @@ def receive(
     count: int | None,
     backend: str,
     format: BlockFormat | None = NVFP4,
-) -> tuple[torch.Tensor, torch.Tensor | None, Permutation]:
+) -> tuple[ExpertRows, Permutation]:
     """Converts all ranks' tokens to operands; see ``dispatch.unpack``. ``count`` is an upper bound of the choices."""
     rows = buffers.layout.rows
     return dispatch.unpack(

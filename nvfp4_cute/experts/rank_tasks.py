@@ -171,7 +171,7 @@ class UnpackTask(TableTask):
         came: uint8 [R, bytes of a row].
         ids: int32 [R, k].
         rows, places, offs, slots: see ``Permutation``.
-        data, scale: see ``gather_quantize``.
+        data, scale: see ``gather``.
         k: values per row.
         values, scales: offsets of these parts in a row.
         finds_order: whether the order is written, not read.

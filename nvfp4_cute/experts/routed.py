@@ -37,7 +37,7 @@ def rows(
 
     Row c is the result of choice c of ``ids``. Rows of choices of no local expert are 0.
     """
-    gate = Gate(experts.activation, experts.limit, experts.weight_layout)
+    gate = Gate(experts.activation.function, experts.activation.limit, experts.weight_layout)
     how: Any = {"first_expert": first_expert, "backend": backend}
     alphas = {"alpha1": experts.gate_alpha, "alpha2": experts.up_alpha}
     hidden = _product(x, experts.w13, alphas, ids, gate, **how)

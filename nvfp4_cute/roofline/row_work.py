@@ -28,7 +28,7 @@ Places = Callable[[int, int], Sequence[int]]
 
 
 def of_rows(task: Task) -> LaunchWork | None:
-    """Returns the work of the CTAs of ``route``, of ``gather_quantize`` and ``gather`` after ``permute``, and of ``finalize``.
+    """Returns the work of the CTAs of ``route``, of ``gather`` after ``permute``, and of ``finalize``.
 
     Returns None for other tasks, for tasks whose CTAs each find a part of the order of rows, and for tasks that wait.
     """

@@ -11,7 +11,7 @@ from nvfp4_cute import KernelConfig, QuantizedLinear, quantize
 from nvfp4_cute.backends.emulator import observe
 from nvfp4_cute.compile.keys import KernelKey
 from nvfp4_cute.errors import EmulatorError
-from nvfp4_cute.experts.gather import gather_quantize
+from nvfp4_cute.experts.gather import gather
 from nvfp4_cute.formats.block_format import NVFP4
 from nvfp4_cute.nn.gated_mlp import GatedMLP
 from nvfp4_cute.ops.parts import dual_gemm, gemm, grouped_dual_gemm, grouped_gemm
@@ -158,7 +158,8 @@ def test_the_launch_before_may_not_write_sizes(tokens, is_kept):
     ids = torch.arange(tokens * 2, dtype=torch.int32).view(tokens, 2) % 3
     w, w_scale = torch.zeros(3, 128, 32, dtype=torch.uint8), torch.zeros(3, 1, 1, 32, 4, 4, dtype=torch.uint8)
     with observe(check=True):
-        data, scale, order = gather_quantize(torch.zeros(tokens, 64).bfloat16(), ids, 3, backend="emulator")
+        x = torch.zeros(tokens, 64).bfloat16()
+        (data, scale, _), order = gather(x, ids, 3, format=NVFP4, backend="emulator")
         assert order.is_older == is_kept
         multiply = lambda: grouped_gemm(
             data, w, scale, w_scale, order.offs, early_weights=True, backend="emulator"

@@ -8,7 +8,7 @@ import torch
 from nvfp4_cute.experts import combine, gather, permutation
 
 
-@pytest.mark.parametrize("function", [permutation.permute, gather.gather_quantize, combine.finalize])
+@pytest.mark.parametrize("function", [permutation.permute, gather.gather, combine.finalize])
 def test_examples(function):
     names = {"torch": torch, function.__name__: function}
     test = doctest.DocTestParser().get_doctest(function.__doc__, names, function.__name__, None, None)

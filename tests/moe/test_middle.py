@@ -1,4 +1,4 @@
-"""activate_quantize and activate: the bits of experts.activation's float32 operations, then one rounding."""
+"""activate: the bits of experts.activation's float32 operations, then one rounding."""
 
 import math
 from itertools import product
@@ -10,8 +10,9 @@ from oracle import assert_bitwise_equal
 from nvfp4_cute.activation import NAMES, activation_of
 from nvfp4_cute.backends.emulator import observe
 from nvfp4_cute.experts.activation import activate_rows
-from nvfp4_cute.experts.middle import activate, activate_quantize
+from nvfp4_cute.experts.middle import activate
 from nvfp4_cute.experts.permutation import permute
+from nvfp4_cute.formats.block_format import NVFP4
 from nvfp4_cute.reference import activated
 
 ARCHS = ("sm_80", "sm_90a", "sm_100a", "sm_120a")
@@ -25,8 +26,8 @@ def rowmajor(scale):
 def check(h, ids, experts, arch="sm_90a", mode="eager", **options):
     order = permute(ids, experts, first_expert=options.get("first_expert", 0))
     with observe(check=True, mode=mode) as observer:
-        data, scale = activate_quantize(h, ids, order, backend=f"emulator:{arch}", **options)
-    want_data, want_scale = activate_quantize(h, ids, order, backend="reference", **options)
+        data, scale, _ = activate(h, ids, order, format=NVFP4, backend=f"emulator:{arch}", **options)
+    want_data, want_scale, _ = activate(h, ids, order, format=NVFP4, backend="reference", **options)
     assert len(observer.stats) == 1
     rows, places = int(order.offs[-1]), order.places[order.places >= 0].long()
     assert_bitwise_equal(data[:rows], want_data[:rows])
@@ -42,17 +43,18 @@ def assert_same_but_nan(got, want):
 def check_plain(h, ids, experts, arch, **options):
     order = permute(ids, experts)
     with observe(check=True) as observer:
-        got = activate(h, ids, order, backend=f"emulator:{arch}", **options)
+        got = activate(h, ids, order, backend=f"emulator:{arch}", **options).data
     assert len(observer.stats) == 1 and got.dtype == h.dtype
     rows, start = int(order.offs[-1]), 0
-    want = activate(h, ids, order, backend="reference", **options)
+    want = activate(h, ids, order, backend="reference", **options).data
+    record = options["activation"]
     assert_same_but_nan(got[:rows], want[:rows])
     for expert, end in enumerate(order.offs.tolist()):
         values = h[start:end].float()
         if options.get("bias") is not None:
             values = values + options["bias"][expert].float()
         layout = options.get("gate_layout", "concatenated")
-        values = activate_rows(values, options["activation"], layout, options.get("limit"))
+        values = activate_rows(values, record.function, layout, record.limit)
         assert_same_but_nan(want[start:end], values.to(h.dtype))
         start = end
 
@@ -92,12 +94,13 @@ def test_every_activation(n, dtype, activation, layout, arch):
     ids = torch.randint(-1, 5, (11, 3), generator=torch.Generator().manual_seed(1), dtype=torch.int32)
     columns = n if layout == "none" else 2 * n
     h, bias = some(33, columns, dtype), some(5, columns, dtype, 2)
+    limited = activation_of(activation, 7.0)
     check(h, ids, 5, arch, activation=activation, gate_layout=layout)
     check(
-        h, ids.long() + 2, 5, arch, activation=activation, gate_layout=layout, limit=7.0, bias=bias,
+        h, ids.long() + 2, 5, arch, activation=limited, gate_layout=layout, bias=bias,
         global_scale=torch.rand(5) + 0.01, first_expert=2,
     )  # fmt: skip
-    check_plain(h, ids, 5, arch, activation=activation, gate_layout=layout, limit=7.0, bias=bias)
+    check_plain(h, ids, 5, arch, activation=limited, gate_layout=layout, bias=bias)
 
 
 @pytest.mark.parametrize("mode", ["lazy", "random:3"])
@@ -149,13 +152,13 @@ def test_refusals():
     ids = torch.zeros(4, 2, dtype=torch.int32)
     order, h = permute(ids, 2), torch.zeros(8, 64).half()
     for call, error, text in (
-        (lambda: activate_quantize(h.float(), ids, order), TypeError, "dtype of h"),
-        (lambda: activate_quantize(h[:, :40], ids, order), ValueError, "N=20 is not a multiple of 32"),
-        (lambda: activate_quantize(h.repeat(2, 1), ids, order), ValueError, "h has 16 rows"),
-        (lambda: activate_quantize(h, ids, order, activation="tanh"), ValueError, "activation='tanh'"),
-        (lambda: activate_quantize(h, ids, order, bias=h[:2, :32]), ValueError, "bias is"),
+        (lambda: activate(h.float(), ids, order), TypeError, "dtype of h"),
+        (lambda: activate(h[:, :40], ids, order), ValueError, "N=20 is not a multiple of 32"),
+        (lambda: activate(h.repeat(2, 1), ids, order), ValueError, "h has 16 rows"),
+        (lambda: activate(h, ids, order, activation="tanh"), ValueError, "activation='tanh'"),
+        (lambda: activate(h, ids, order, bias=h[:2, :32]), ValueError, "bias is"),
         (
-            lambda: activate_quantize(h, ids, order, bias=h.flatten()[1:129].view(2, 64)),
+            lambda: activate(h, ids, order, bias=h.flatten()[1:129].view(2, 64)),
             ValueError,
             "bias starts at",
         ),

@@ -21,12 +21,13 @@ from nvfp4_cute.errors import RankError
 from nvfp4_cute.experts import parallel, push, symmetric
 from nvfp4_cute.experts.combine import finalize
 from nvfp4_cute.experts.dispatch import RowLayout
-from nvfp4_cute.experts.gather import gather_quantize
+from nvfp4_cute.experts.gather import gather
 from nvfp4_cute.experts.permutation import permute
 from nvfp4_cute.experts.placement import Placement
 from nvfp4_cute.experts.products import LocalExperts
 from nvfp4_cute.experts.records import LayerOfExperts
 from nvfp4_cute.experts.symmetric import BufferLayout
+from nvfp4_cute.formats.block_format import NVFP4
 from nvfp4_cute.launch import tuned
 from nvfp4_cute.launch_table import MAX_PEERS
 from nvfp4_cute.planning.arch.simt import FEW_SLOTS
@@ -59,13 +60,13 @@ def there_and_back(peers, tokens, ids, placement, scale, backend, h, weights):
         for x, i, mine in zip(tokens, ids, peers, strict=True)
     ]
     came = [push.receive(mine, 3, None, None, backend) for mine in peers]
-    for mine, (_, _, order), rows in zip(peers, came, h, strict=True):
+    for mine, (_, order), rows in zip(peers, came, h, strict=True):
         push.return_results(rows, order, mine, backend)
     sums = [
         finalize(mine.results, places, weight, inbox=mine.inbox, backend=backend)
         for mine, places, weight in zip(peers, results, weights, strict=True)
     ]
-    parts = [(data, scale, order.offs, order.rows, order.places, order.slots) for data, scale, order in came]
+    parts = [(*rows[:2], order.offs, order.rows, order.places, order.slots) for rows, order in came]
     return [*results, *sums, *(part for one in parts for part in one)]
 
 
@@ -140,7 +141,7 @@ def test_launches_wait_for_a_rank_that_comes_later(backend):
     later = lambda call: threading.Timer(0.3, call).start()
     began = time.monotonic()
     later(lambda: push.send(x, ids, placement, other, None, "reference"))
-    _, _, order = push.receive(mine, 2, None, None, backend)
+    _, order = push.receive(mine, 2, None, None, backend)
     assert time.monotonic() - began > 0.3
     assert order.offs.tolist() == [4, 6]  # from the tokens of both ranks
     push.return_results(h, order, mine, "reference")
@@ -291,15 +292,15 @@ def test_kernels_are_chosen_for_the_rows_that_experts_have_in_the_mean(options, 
     """The config is that of a call with the mean rows; a rank has room for all ranks' choices, and expects its share."""
     layer = some_layer(48, 2, 4, 64, 128, **options)
     call, _ = call_of(layer, Placement.even(4, 1), 0, 48, "emulator:H100")
-    data, scale, order = gather_quantize(layer.x, layer.ids, 4, backend="reference")
-    rows = lambda **mean: call.experts.rows(
-        data, scale, layer.ids, order, dtype=layer.x.dtype, first_expert=0, backend="emulator:H100", **mean
+    rows, order = gather(layer.x, layer.ids, 4, format=NVFP4, backend="reference")
+    computed = lambda **mean: call.experts.rows(
+        rows, layer.ids, order, dtype=layer.x.dtype, first_expert=0, backend="emulator:H100", **mean
     )
-    asked = lambda **mean: tuned.request_of(lambda: rows(**mean))
+    asked = lambda **mean: tuned.request_of(lambda: computed(**mean))
     assert asked() == asked(mean_rows=24) != asked(mean_rows=3)
     means = []
     monkeypatch.setattr(LocalExperts, "rows", lambda *_, mean_rows, **__: means.append(mean_rows))
     part = part_of(layer, placement := Placement(((0, 1, 2), (2, 3))), [24, 24], 0)
     over_ranks, _ = call_of(part, placement, 0, 24, "reference")
-    over_ranks.rows(data, scale, layer.ids, order)
+    over_ranks.rows(rows, layer.ids, order)
     assert means == [-(-96 // 5)]

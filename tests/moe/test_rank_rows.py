@@ -82,7 +82,7 @@ def test_there_and_back(tokens, top_k, hidden, dtype, scale, arch, both, monkeyp
         layout = RowLayout(hidden, top_k, dtype, True)
         rows, _ = dispatch.pack(x, routes, layout, scale, count, None, backend)
         local = layout.ids(rows).contiguous()
-        data, _, order = dispatch.unpack(rows, local, layout, 3, None, int((local >= 0).sum()), backend)
+        (data, _, _), order = dispatch.unpack(rows, local, layout, 3, None, int((local >= 0).sum()), backend)
         h = some_rows(len(data), 1040, dtype)
         for choices in (None, int(order.offs[-1])):
             dispatch.collect(h, local, order, choices, backend)

@@ -1,4 +1,4 @@
-"""gather_quantize, gather and finalize: the bits of formats.quantize, of copies, and of float32 sums in order."""
+"""gather and finalize: the bits of formats.quantize, of copies, and of float32 sums in order."""
 
 import math
 
@@ -8,7 +8,7 @@ from oracle import assert_bitwise_equal, bits
 
 from nvfp4_cute.backends.emulator import observe
 from nvfp4_cute.experts.combine import finalize
-from nvfp4_cute.experts.gather import gather, gather_quantize
+from nvfp4_cute.experts.gather import gather
 from nvfp4_cute.experts.permutation import permute
 from nvfp4_cute.formats.block_format import MXFP4, MXFP8_E4M3, MXFP8_E5M2, NVFP4
 
@@ -37,12 +37,13 @@ def real_scales(scale, order, k_blocks):
 
 
 def check(x, ids, experts, arch="sm_90a", mode="eager", **options):
+    options = {"format": NVFP4} | options
     with observe(check=True, mode=mode) as observer:
-        data, scale, order = gather_quantize(x, ids, experts, backend=f"emulator:{arch}", **options)
-    want_data, want_scale, want_order = gather_quantize(x, ids, experts, backend="reference", **options)
+        (data, scale, _), order = gather(x, ids, experts, backend=f"emulator:{arch}", **options)
+    (want_data, want_scale, _), want_order = gather(x, ids, experts, backend="reference", **options)
     few = ids.numel() <= 64
     assert len(observer.stats) == (bool(ids.numel()) if few else 2)
-    format = options.get("format", NVFP4)
+    format = options["format"]
     rows = int(want_order.offs[-1])
     for name in ("offs", "rows", "places"):
         assert torch.equal(getattr(order, name), getattr(want_order, name)), name
@@ -62,7 +63,7 @@ def check_copies(x, ids, experts, backend, mode, order, first_expert):
     assert len(observer.stats) == (bool(ids.numel()) if ids.numel() <= 64 else 2)
     end = int(order.offs[-1])
     assert torch.equal(same.offs, order.offs) and torch.equal(same.slots[:end], order.slots[:end])
-    assert_bitwise_equal(rows[:end], x[order.slots[:end].long() // ids.shape[1]])
+    assert_bitwise_equal(rows.data[:end], x[order.slots[:end].long() // ids.shape[1]])
 
 
 @pytest.mark.sampled(1)
@@ -165,11 +166,11 @@ def test_refusals():
     x, ids = torch.zeros(4, 64).bfloat16(), torch.zeros(4, 2, dtype=torch.int32)
     rows, weights = torch.zeros(4, 2, dtype=torch.int32), torch.zeros(4, 2)
     for call, error, text in (
-        (lambda: gather_quantize(x.float(), ids, 2), TypeError, "dtype of x"),
-        (lambda: gather_quantize(x[:3], ids, 2), ValueError, "ids has 4 rows and x 3"),
-        (lambda: gather_quantize(x[:, :48], ids, 2), ValueError, "K=48 is not a multiple of 32"),
+        (lambda: gather(x.float(), ids, 2), TypeError, "dtype of x"),
+        (lambda: gather(x[:3], ids, 2), ValueError, "ids has 4 rows and x 3"),
+        (lambda: gather(x[:, :48], ids, 2), ValueError, "K=48 is not a multiple of 32"),
         (
-            lambda: gather_quantize(x, ids, 2, global_scale=torch.ones(3)),
+            lambda: gather(x, ids, 2, format=NVFP4, global_scale=torch.ones(3)),
             ValueError,
             r"\[2\], one per expert",
         ),

@@ -7,8 +7,9 @@ from nvfp4_cute.backends import emulator
 from nvfp4_cute.emulator.record.events import SECTOR, Op
 from nvfp4_cute.emulator.record.representatives import choose, everyone
 from nvfp4_cute.experts.combine import finalize
-from nvfp4_cute.experts.gather import gather_quantize
+from nvfp4_cute.experts.gather import gather
 from nvfp4_cute.experts.routing import route
+from nvfp4_cute.formats.block_format import NVFP4
 from nvfp4_cute.roofline import row_work
 from nvfp4_cute.timing.clock import Chain
 
@@ -38,7 +39,7 @@ def test_a_few_ctas_stand_for_all(hidden):
 
     with emulator.observe(timing=True, work_of=keep, chain=chain):
         ids, weights = route(logits, TOP_K, backend="emulator:B200")
-        _, _, order = gather_quantize(x, ids, EXPERTS, backend="emulator:B200")
+        _, order = gather(x, ids, EXPERTS, format=NVFP4, backend="emulator:B200")
         finalize(h, order.rows, weights, backend="emulator:B200")
     names = [trace.kernel.partition("_sm_100a")[0] for trace in chain.traces]
     assert names == ["moe_route", "moe_permute", "moe_gather_quantize", "moe_finalize"]
@@ -70,5 +71,5 @@ def test_launches_that_find_the_order_or_do_something_else_are_executed():
         return [None]
 
     with emulator.observe(timing=True, work_of=keep, chain=Chain()):
-        gather_quantize(x, ids, 2, backend="emulator:B200")
+        gather(x, ids, 2, format=NVFP4, backend="emulator:B200")
     assert tasks[0].finds_order and row_work.of_rows(tasks[0]) is None
