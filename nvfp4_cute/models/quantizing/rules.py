@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from nvfp4_cute.models.checkpoints.names import expert_of
 from nvfp4_cute.models.checkpoints.tensors import Entry
-from nvfp4_cute.models.quantizing.layouts import Recipe
+from nvfp4_cute.models.quantizing.layouts import FP8_ROWS, Recipe
 
 # Parts of models that do not process text.
 TOWERS = (
@@ -45,6 +45,7 @@ RECIPE_PATTERNS: dict[str, dict[str, str]] = {
                          "kv_a_proj_with_mqa", "kv_b_proj")), "16bit"),
     }
 }  # fmt: skip
+FP8_MULTIPLE = 16  # of N and K in torch._scaled_mm; vLLM 0.32 fails to load other N on a GPU
 RECIPE_FORMATS = {"nemotron": "fp8"}  # of layers that no pattern names
 FLOATS = ("F32", "F16", "BF16")
 
@@ -112,6 +113,8 @@ def layers_to_quantize(entries: Mapping[str, Entry], rules: Rules) -> tuple[list
             left[name] = f"by the rule {recipe}"
         elif k % recipe.weights.k_multiple:
             left[name] = f"K={k} is not a multiple of {recipe.weights.k_multiple}"
+        elif recipe.weights == FP8_ROWS and (n % FP8_MULTIPLE or k % FP8_MULTIPLE):
+            left[name] = f"[{n}, {k}] are not multiples of {FP8_MULTIPLE}, as engines' FP8 products need them"
         else:
             group = group_of(name)
             chosen.append(
