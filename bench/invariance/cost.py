@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -71,8 +72,8 @@ def groups_of_cells(device: str, sizes: Any = SIZES) -> Iterator[list[Cell]]:
             x = torch.randn(rows, k, device=device, dtype=torch.bfloat16)
             q = quantize(x)
             cells += [
-                Cell(f"{n} x {k}", rows, "W4A16", lambda x=x, w=w: gemm(x, w)),  # type: ignore[misc]
-                Cell(f"{n} x {k}", rows, "W4A4", lambda q=q, w=w: gemm(q, w)),  # type: ignore[misc]
+                Cell(f"{n} x {k}", rows, "W4A16", partial(gemm, x, w)),
+                Cell(f"{n} x {k}", rows, "W4A4", partial(gemm, q, w)),
             ]
         yield cells
     for name, (experts, top_k, hidden, width) in layers.items():
@@ -82,10 +83,8 @@ def groups_of_cells(device: str, sizes: Any = SIZES) -> Iterator[list[Cell]]:
             x = torch.randn(count, hidden, device=device, dtype=torch.bfloat16)
             chosen = route(torch.randn(count, experts, device=device), top_k)
             for way, rows in (("W4A16", "16bit"), ("W4A4", "nvfp4")):
-                call = lambda x=x, chosen=chosen, rows=rows, w13=w13, w2=w2: moe(
-                    x, *chosen, w13, w2, activations=rows
-                )
-                cells.append(Cell(name, count, way, call))  # type: ignore[arg-type]
+                call = partial(moe, x, *chosen, w13, w2, activations=rows)
+                cells.append(Cell(name, count, way, call))
         yield cells
 
 

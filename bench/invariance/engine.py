@@ -108,5 +108,5 @@ def dummy_options() -> dict[str, Any]:
 
     from nvfp4_cute.bench.vllm.engine import load_weights
 
-    dummy_loader.DummyModelLoader.load_weights = load_weights  # type: ignore[method-assign]
+    dummy_loader.DummyModelLoader.load_weights = load_weights
     return {"load_format": "dummy"}

@@ -106,7 +106,8 @@ def judged(folder: Path, tokens: list[list[int]], device: str) -> dict[str, Any]
         {"dtype": torch.float32} if device == "cpu" else {"dtype": torch.bfloat16, "device_map": device}
     )
     is_quantized = "quantization_config" in json.loads((folder / "config.json").read_text())
-    model = (ours.load if is_quantized else AutoModelForCausalLM.from_pretrained)(folder, **options)
+    load: Any = ours.load if is_quantized else AutoModelForCausalLM.from_pretrained
+    model = load(folder, **options)
     if device == "cpu":  # some loaders of transformers keep the file's dtype for tensors that they rename
         torch.nn.Module.float(model)
     equal, missed, spread = 0, 0.0, 0.0
@@ -137,7 +138,8 @@ def main() -> int:
         print("served", json.dumps(served(args.out / args.serve, args.device)), flush=True)
         os._exit(0)  # vLLM's threads would keep the process
     make_hybrid(args.out / "source", CPU_BLOCKS if args.device == "cpu" else BLOCKS)
-    found, code = {}, 0
+    found: dict[str, Any] = {}
+    code = 0
     for layout in ("source", *LAYOUTS):  # in 16 bits first, which says how far the two agree by themselves
         if layout != "source":
             quantize_hybrid(args.out / "source", args.out / layout, layout)
