@@ -164,9 +164,13 @@ class GatherQuantizeKernel:
         work, num_work = token * ROW_WARPS + warp, operands.tokens * ROW_WARPS
         choices = self.choices(operands, ids, token, work, warp == 0, num_work)
         most, k_blocks = Uint32(0), results.k_blocks
-        for block in cutlass.range(tidx, k_blocks, ROW_THREADS, unroll=2):
-            words = read_block(operands.x, operands.x_pitch, token, block, k_blocks)
-            most = largest_of_words(most, [words[i] for i in range(cute.size(words))], self.is_bf16)
+        for first in cutlass.range(tidx, k_blocks, 2 * ROW_THREADS, unroll=1):
+            loaded = [
+                read_block(operands.x, operands.x_pitch, token, block, k_blocks)
+                for block in (first, first + ROW_THREADS)
+            ]
+            words = [block[i] for block in loaded for i in range(cute.size(block))]
+            most = largest_of_words(most, words, self.is_bf16)
         most = largest_of_cta(most, tidx, ROW_THREADS)
         factor = scale_of_largest(most, self.is_bf16, self.encode.format.global_scale_divisor)
         if warp == 0 and choices.row >= 0:

@@ -32,7 +32,8 @@ NOT_FINITE = {True: 0x7F80, False: 0x7C00}
 INFINITY_BITS = 0x7F800000
 UNIT_WORDS = AMAX_VALUES // 2
 UNIT_BYTES = 4 * UNIT_WORDS
-UNROLL = 4
+# Loads in flight per thread.
+IN_FLIGHT = 4
 
 
 @dataclass(frozen=True)
@@ -98,12 +99,14 @@ class GlobalScaleKernel:
         cta, _, _ = cute.arch.block_idx()
         units = operands.rows * operands.row_units
         most = Uint32(0)
-        for unit in cutlass.range(
-            cta * AMAX_THREADS + tidx, units, operands.ctas * AMAX_THREADS, unroll=UNROLL
-        ):
-            row, column = unit // operands.row_units, unit % operands.row_units
-            address = operands.x + Int64(row) * operands.pitch + Int64(column) * UNIT_BYTES
-            most = largest_of_words(most, load_words(address, UNIT_WORDS, KEEP), self.is_bf16)
+        step = operands.ctas * AMAX_THREADS
+        for first in cutlass.range(cta * AMAX_THREADS + tidx, units, step * IN_FLIGHT, unroll=1):
+            words = []
+            for unit in units_at_once(first, step, units, IN_FLIGHT):
+                row, column = unit // operands.row_units, unit % operands.row_units
+                address = operands.x + Int64(row) * operands.pitch + Int64(column) * UNIT_BYTES
+                words += load_words(address, UNIT_WORDS, KEEP)
+            most = largest_of_words(most, words, self.is_bf16)
         most = largest_of_cta(most, tidx, AMAX_THREADS)
         if tidx == 0:
             if cutlass.const_expr(self.is_small):
@@ -128,6 +131,14 @@ class GlobalScaleKernel:
         scale = scale_of_largest(most, self.is_bf16, self.divisor)
         times, products = operands.times[: self.num_times], operands.products[: self.num_times]
         store_scale_and_products(scale, operands.out, times, products)
+
+
+def units_at_once(first: Int32, step: Int32 | int, units: Int32, count: int) -> list:
+    """Returns ``count`` units from ``first`` on whose loads are in flight together; the last unit for those beyond it.
+
+    An unrolled loop would leave after any of its loads, so that each would wait for the one before it.
+    """
+    return [cutlass.min(first + i * step, units - 1) for i in range(count)]
 
 
 @cute.jit

@@ -38,6 +38,7 @@ from .global_scale import (
     largest_of_words,
     scale_of_largest,
     store_scale_and_products,
+    units_at_once,
 )
 from .silu import silu_mul
 
@@ -48,7 +49,7 @@ WORD_VALUES = 2
 VECTOR_WORDS = 4
 THREADS = QUANTIZE_WARPS * WARP_SIZE
 # Loads in flight of a thread that searches the largest magnitude.
-AMAX_UNROLL = 8
+AMAX_IN_FLIGHT = 8
 
 
 @dataclass(frozen=True)
@@ -203,10 +204,11 @@ class QuantizeKernel:
         scale = Float32(1.0)
         if first_row < operands.m:
             most = Uint32(0)
-            for unit in cutlass.range(
-                tidx, operands.m * (operands.k // AMAX_VALUES), THREADS, unroll=AMAX_UNROLL
-            ):
-                words = load_words(operands.x + Int64(unit) * UNIT_BYTES, UNIT_WORDS, KEEP)
+            units = operands.m * (operands.k // AMAX_VALUES)
+            for first in cutlass.range(tidx, units, THREADS * AMAX_IN_FLIGHT, unroll=1):
+                words = []
+                for unit in units_at_once(first, THREADS, units, AMAX_IN_FLIGHT):
+                    words += load_words(operands.x + Int64(unit) * UNIT_BYTES, UNIT_WORDS, KEEP)
                 most = largest_of_words(most, words, self.is_bf16)
             most = largest_of_cta(most, tidx, THREADS)
             scale = scale_of_largest(most, self.is_bf16, self.encode.format.global_scale_divisor)

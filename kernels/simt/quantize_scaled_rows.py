@@ -3,9 +3,11 @@
 All bits are those of ``formats.quantize``. The operands are those of ``quantize``, except that the kernel writes the global
 scales, fp32 (batches, rows).
 
-Work: a CTA takes a row, one block per thread at a time. Shared memory holds up to 8,192 values until the global scale is known;
-threads compute the rest of a longer row again. CTAs of padding rows write zeros to their scales.
+Work: a CTA takes a row. Until the global scale is known, threads hold blocks of the row in registers; they read the rest of a
+longer row again, from caches. CTAs of padding rows write zeros to their scales.
 """
+
+from dataclasses import replace
 
 import cutlass
 import cutlass.cute as cute
@@ -19,8 +21,6 @@ from nvfp4_cute.planning.arch.simt import WARP_SIZE
 from ..common import ptx
 from ..common.global_access import store_word
 from ..common.quantize_block import encode_block
-from ..common.shared_access import load_shared, store_shared
-from ..common.versions import SmemAllocator
 from .global_scale import (
     largest_of_cta,
     largest_of_values,
@@ -29,7 +29,7 @@ from .global_scale import (
     scale_of_values,
 )
 from .quantize import (
-    VECTOR_WORDS,
+    WORD_VALUES,
     QuantizeKernel,
     QuantizeOperands,
     ScalePlace,
@@ -40,16 +40,14 @@ from .quantize import (
 )
 from .silu import silu_mul
 
-# Rows of up to 4,096 values are at most two blocks per thread.
-THREADS = 4 * WARP_SIZE
-HELD_VALUES = 8192
-VECTOR_BYTES = 4 * VECTOR_WORDS
-# Blocks in flight per thread, without and with silu(x) * up.
-UNROLL = {False: 2, True: 1}
-
 
 class QuantizeScaledRowsKernel(QuantizeKernel):
-    """One compiled variant; arguments as for ``QuantizeKernel``, with a format that has a global scale."""
+    """One compiled variant; arguments as for ``QuantizeKernel``, with a format that has a global scale.
+
+    Args:
+        warps: warps of a CTA.
+        held: blocks that a thread holds in registers.
+    """
 
     def __init__(
         self,
@@ -61,13 +59,13 @@ class QuantizeScaledRowsKernel(QuantizeKernel):
         has_fp4_convert: bool,
         lets_next_begin: bool,
         name: str,
+        warps: int,
+        held: int,
     ):
         of_tensor = (is_bf16, True, is_grouped, is_blocked, has_fp4_convert, has_up, lets_next_begin, name)
         super().__init__(*of_tensor, format, "up", format.block_k // 2)
-        # A held block is words of x, or float32 values.
-        self.held_words = format.block_k if has_up else self.input_words
-        self.held_blocks = HELD_VALUES // format.block_k
-        self.held_bytes = 4 * self.held_words * self.held_blocks
+        self.threads = warps * WARP_SIZE
+        self.held = held
 
     @cute.jit
     def __call__(self, table: cute.Pointer, stream):
@@ -84,73 +82,94 @@ class QuantizeScaledRowsKernel(QuantizeKernel):
             rows = Int32(ATOM_ROWS)
         self.kernel.set_name_prefix(self.name)
         self.kernel(operands).launch(
-            grid=(rows, operands.atom_rows, Int32(t[Quantize.BATCHES])), block=(THREADS, 1, 1), stream=stream
+            grid=(rows, operands.atom_rows, Int32(t[Quantize.BATCHES])),
+            block=(self.threads, 1, 1),
+            stream=stream,
         )
 
     @cute.kernel
     def kernel(self, operands: QuantizeOperands):
-        """Finds the row and its global scale, then encodes and stores."""
+        """Quantizes a row, or writes the zeros of a padding row."""
         if cutlass.const_expr(self.lets_next_begin):
             # A product may load weights meanwhile.
             cute.arch.griddepcontrol_launch_dependents()
         tidx, _, _ = cute.arch.thread_idx()
         row_in_atom, atom_row, batch = cute.arch.block_idx()
         group, row, row_end = self.locate(operands, atom_row, row_in_atom)
-        k_blocks = operands.k // self.block_k
-        held = SmemAllocator().allocate(self.held_bytes, VECTOR_BYTES).toint()
-        scale = Float32(1.0)
+        place = ScalePlace(batch, atom_row, row_in_atom, row, tidx)
         if row < row_end:
-            most = Uint32(0)
-            for block in cutlass.range(tidx, k_blocks, THREADS, unroll=UNROLL[self.has_up]):
-                words = self.words(operands, batch, row, block)
-                most = self.largest(most, words)
-                if block < self.held_blocks:
-                    for vector in cutlass.range_constexpr(self.held_words // VECTOR_WORDS):
-                        first = vector * VECTOR_WORDS
-                        store_shared(self.place(held, block, vector), words[first : first + VECTOR_WORDS])
-            most = largest_of_cta(most, tidx, THREADS)
-            scale = self.scale_of_row(most)
-            if tidx == 0:
-                store_word(operands.global_scale + (Int64(batch) * operands.m + row) * 4, ptx.bits_of(scale))
-        # Whole atoms of columns, whose padding is written as zeros.
-        for block in cutlass.range(tidx, cute.ceil_div(k_blocks, ATOM_COLS) * ATOM_COLS, THREADS, unroll=1):
-            place, code = ScalePlace(batch, atom_row, row_in_atom, row, block), Uint32(0)
-            is_block = (row < row_end) & (block < k_blocks)
-            if is_block:
-                words = cute.make_rmem_tensor(self.held_words, Uint32)
-                if block < self.held_blocks:
-                    for vector in cutlass.range_constexpr(self.held_words // VECTOR_WORDS):
-                        for i, word in enumerate(load_shared(self.place(held, block, vector), VECTOR_WORDS)):
-                            words[vector * VECTOR_WORDS + i] = word
-                else:
-                    for i, word in enumerate(self.words(operands, batch, row, block)):
-                        words[i] = word
-                encoded, code = self.encode_words(words, scale)
-                first = (Int64(batch) * operands.m + row) * k_blocks + block
-                store_block(operands.data + first * self.output_bytes, encoded)
-            self.store_scale(operands, place, code, Boolean(is_block))
+            self.quantize_row(operands, place)
+        else:
+            for block in cutlass.range(tidx, self.columns(operands), self.threads, unroll=1):
+                self.store_scale(operands, replace(place, k_block=block), Uint32(0), Boolean(False))
 
-    def place(self, held: Int32, block: Int32, vector: int) -> Int32:
-        """Returns the address of a vector of a held block. Neighbouring threads have neighbouring addresses."""
-        return held + (block + vector * self.held_blocks) * VECTOR_BYTES
+    @cute.jit
+    def quantize_row(self, operands: QuantizeOperands, place: ScalePlace):
+        """Loads, finds the global scale, encodes, and stores. place: that of the thread's first block."""
+        tidx, k_blocks = place.k_block, operands.k // self.block_k
+        beyond = tidx + self.held * self.threads
+        held = [self.new_block() for _ in range(self.held)]
+        for i in cutlass.range_constexpr(self.held):
+            held[i].fill(Uint32(0))
+            if tidx + i * self.threads < k_blocks:
+                self.load(held[i], operands, place, tidx + i * self.threads)
+        most = self.largest(Uint32(0), held)
+        rest = self.new_block()
+        for block in cutlass.range(beyond, k_blocks, self.threads, unroll=1):
+            self.load(rest, operands, place, block)
+            most = self.largest(most, [rest])
+        scale = self.scale_of_row(largest_of_cta(most, tidx, self.threads))
+        if tidx == 0:
+            row = Int64(place.batch) * operands.m + place.row
+            store_word(operands.global_scale + row * 4, ptx.bits_of(scale))
+        for i in cutlass.range_constexpr(self.held):
+            self.store(operands, replace(place, k_block=tidx + i * self.threads), held[i], scale)
+        for block in cutlass.range(beyond, self.columns(operands), self.threads, unroll=1):
+            if block < k_blocks:
+                self.load(rest, operands, place, block)
+            self.store(operands, replace(place, k_block=block), rest, scale)
 
-    def words(self, operands: QuantizeOperands, batch: Int32, row: Int64, block: Int32) -> list:
-        """Returns the values of a block that are quantized: words of x, or silu(x) * up as float32 bits."""
-        words = cute.make_rmem_tensor(self.input_words, Uint32)
+    def columns(self, operands: QuantizeOperands) -> Int32:
+        """Returns the scales of a row with the padding of atoms, which is written as zeros."""
+        return cute.ceil_div(operands.k // self.block_k, ATOM_COLS) * ATOM_COLS
+
+    def new_block(self) -> cute.Tensor:
+        """Returns registers for the values of a block that are quantized: words of x, or silu(x) * up as float32 bits."""
+        return cute.make_rmem_tensor(self.block_k if self.has_up else self.input_words, Uint32)
+
+    @cute.jit
+    def load(self, values: cute.Tensor, operands: QuantizeOperands, place: ScalePlace, block: Int32):
+        """Loads a block of a row."""
         offset = block * (4 * self.input_words)
-        load_block(words, operands.x + batch * operands.x_batch + row * operands.x_pitch + offset)
-        if not self.has_up:
-            return [words[i] for i in range(self.input_words)]
-        factors = cute.make_rmem_tensor(self.input_words, Uint32)
-        load_block(factors, operands.up + batch * operands.up_batch + row * operands.up_pitch + offset)
-        x, up = (
-            [value for i in range(self.input_words) for value in unpack(source[i], self.is_bf16)]
-            for source in (words, factors)
-        )
-        return [ptx.bits_of(silu_mul(gate, other)) for gate, other in zip(x, up, strict=True)]
+        x = operands.x + place.batch * operands.x_batch + place.row * operands.x_pitch + offset
+        if cutlass.const_expr(not self.has_up):
+            load_block(values, x)
+        else:
+            words, factors = (cute.make_rmem_tensor(self.input_words, Uint32) for _ in range(2))
+            load_block(words, x)
+            load_block(
+                factors,
+                operands.up + place.batch * operands.up_batch + place.row * operands.up_pitch + offset,
+            )
+            for i in cutlass.range_constexpr(self.input_words):
+                pairs = zip(unpack(words[i], self.is_bf16), unpack(factors[i], self.is_bf16), strict=True)
+                for j, (gate, other) in enumerate(pairs):
+                    values[WORD_VALUES * i + j] = ptx.bits_of(silu_mul(gate, other))
 
-    def largest(self, most: Uint32, words: list) -> Uint32:
-        """Returns the larger one of ``most`` and the bits of the largest finite magnitude of a block."""
+    @cute.jit
+    def store(self, operands: QuantizeOperands, place: ScalePlace, values: cute.Tensor, scale: Float32):
+        """Encodes and stores a block, or writes the zero of a padding column."""
+        k_blocks, code = operands.k // self.block_k, Uint32(0)
+        is_block = place.k_block < k_blocks
+        if is_block:
+            words, code = self.encode_block(values, scale)
+            first = (Int64(place.batch) * operands.m + place.row) * k_blocks + place.k_block
+            store_block(operands.data + first * self.output_bytes, words)
+        self.store_scale(operands, place, code, Boolean(is_block))
+
+    def largest(self, most: Uint32, blocks: list) -> Uint32:
+        """Returns the larger one of ``most`` and the bits of the largest finite magnitude of blocks."""
+        words = [block[i] for block in blocks for i in range(cute.size(block))]
         if self.has_up:
             return largest_of_values(most, [ptx.float_of(word) for word in words])
         return largest_of_words(most, words, self.is_bf16)
@@ -163,8 +182,8 @@ class QuantizeScaledRowsKernel(QuantizeKernel):
         )
 
     @cute.jit
-    def encode_words(self, words: cute.Tensor, scale: Float32) -> tuple:
+    def encode_block(self, values: cute.Tensor, scale: Float32) -> tuple:
         """Returns words of elements and the code of a block's scale."""
         if cutlass.const_expr(self.has_up):
-            return encode_block([ptx.float_of(words[i]) for i in range(self.held_words)], scale, self.encode)
-        return quantize_words(words, scale, self.is_bf16, self.encode)
+            return encode_block([ptx.float_of(values[i]) for i in range(self.block_k)], scale, self.encode)
+        return quantize_words(values, scale, self.is_bf16, self.encode)

@@ -101,7 +101,7 @@ class QuantizeKey(SimtKey):
     def _name(self) -> str:
         options = ("_scaled" * self.has_global_scale) + ("_grouped" * self.is_grouped)
         options += "" if self.found_times is None else f"_found_times{self.found_times}"
-        options += "_few" * (self.words != simt.QUANTIZE_WORDS)
+        options += {simt.QUANTIZE_WORDS: "", simt.QUANTIZE_WORDS // 2: "_half"}.get(self.words, "_few")
         layout = "blocked" if self.is_blocked else "rowmajor"
         operation = "silu_quantize" if self.has_up else "quantize"
         options += "_down" * (self.scale_rounding == "down")
@@ -134,7 +134,11 @@ class QuantizeKey(SimtKey):
 
 @dataclass(frozen=True)
 class QuantizeScaledRowsKey(SimtKey):
-    """A quantization with a global scale per row: input dtype, one group of rows or many, layout, inputs, and format."""
+    """A quantization with a global scale per row.
+
+    Its fields are the input dtype, one group of rows or many, layout and inputs, format, and the split of a row: warps of a CTA,
+    and blocks that a thread holds.
+    """
 
     KERNEL = "quantize_scaled_rows.QuantizeScaledRowsKernel"
     dtype: torch.dtype
@@ -142,16 +146,20 @@ class QuantizeScaledRowsKey(SimtKey):
     is_blocked: bool
     has_up: bool
     format: BlockFormat = NVFP4
+    warps: int = simt.SCALED_ROWS_FEW[0]
+    held: int = simt.SCALED_ROWS_FEW[1]
 
     def _name(self) -> str:
         operation = "silu_quantize" if self.has_up else "quantize"
-        layout = ("_grouped" * self.is_grouped) + ("_blocked" if self.is_blocked else "_rowmajor")
+        layout = f"_held{self.held}" if self.held > 1 else ""
+        layout += ("_grouped" * self.is_grouped) + ("_blocked" if self.is_blocked else "_rowmajor")
         return f"{self.format}_{operation}_scaled_rows_{self.arch}_{dtype_name(self.dtype)}{layout}"
 
     def _arguments(self) -> tuple[Any, ...]:
         given = (self.dtype == torch.bfloat16, self.is_grouped, self.is_blocked, self.has_up, self.format)
         programmatic = simt.has_programmatic_products(self.arch)
-        return *given, simt.has_fp4_convert(self.arch), programmatic, self.to_name()
+        split = self.warps, self.held
+        return *given, simt.has_fp4_convert(self.arch), programmatic, self.to_name(), *split
 
 
 @dataclass(frozen=True)

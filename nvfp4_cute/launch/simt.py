@@ -42,6 +42,7 @@ from nvfp4_cute.planning.arch.simt import (
     is_for_few_rows,
     is_gemv_for_one_row,
     quantize_words,
+    scaled_rows_split,
     w4a16_tokens,
 )
 from nvfp4_cute.reference import gemv_reference, grouped_gemm_reference, weight_only_reference
@@ -334,7 +335,7 @@ class QuantizeTask(TableTask):
         batches, _, k = q.x.shape
         words = QUANTIZE_WORDS
         if q.format.scale_layout == "blocked":
-            words = quantize_words(gpu.arch, gpu.num_sms, q.atom_rows * batches, q.format.num_k_blocks(k))
+            words = quantize_words(gpu.arch, gpu.num_sms, q.atom_rows * batches, q.format, k)
         return QuantizeKey(gpu.arch, *inputs, q.format, q.scale_rounding, words)
 
     def addresses(self) -> Addresses:
@@ -443,7 +444,9 @@ class QuantizeScaledRowsTask(QuantizeTask):
         """Returns the kernel's key."""
         q = self.operands
         inputs = (q.x.dtype, q.offs is not None, q.scale_layout == "blocked", q.up is not None)
-        return QuantizeScaledRowsKey(gpu.arch, *inputs, q.format)
+        batches, m, _ = q.x.shape
+        split = scaled_rows_split(gpu.num_sms, batches * m, q.up is not None)
+        return QuantizeScaledRowsKey(gpu.arch, *inputs, q.format, *split)
 
     def addresses(self) -> Addresses:
         """Addresses for ``launch_table.Quantize``, the global scales last."""

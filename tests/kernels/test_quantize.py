@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from oracle import assert_bitwise_equal, bits
 from quantize_inputs import assert_same, hostile, spread
 
-from nvfp4_cute import UnsupportedProblem, quantize
+from nvfp4_cute import NVFP4, UnsupportedProblem, quantize
 from nvfp4_cute import grouped_quantize as quantize_groups
 from nvfp4_cute.backends.emulator import observe
 from nvfp4_cute.compile.cache import get_kernel
@@ -45,9 +45,9 @@ def check(x, backend, **options):
 def test_few_values_have_a_kernel_of_their_own():
     """Every other test has few values; these are just too many for that kernel."""
     k = 4 * 16 * (simt.QUANTIZE_FEW_CTAS_PER_SM[False] * GB10.num_sms // 2 + 1)
-    words = [simt.quantize_words(GB10.arch, GB10.num_sms, 1, blocks) for blocks in (k // 16 - 4, k // 16)]
+    words = [simt.quantize_words(GB10.arch, GB10.num_sms, 1, NVFP4, columns) for columns in (k - 64, k)]
     assert words == [simt.QUANTIZE_FEW_WORDS, simt.QUANTIZE_WORDS]
-    assert simt.quantize_words("sm_90a", GB10.num_sms, 1, k // 16) == simt.QUANTIZE_FEW_WORDS
+    assert simt.quantize_words("sm_90a", GB10.num_sms, 1, NVFP4, k) == simt.QUANTIZE_FEW_WORDS
     check(spread((3, k), torch.bfloat16), "emulator:GB10")
 
 
@@ -114,12 +114,6 @@ def test_a_global_scale_for_each_batch(backend, shape, global_scale):
 @pytest.mark.parametrize("method", ["amax", "four_over_six"])
 @pytest.mark.parametrize("options", [{}, {"scale_layout": "rowmajor"}, {"up": True}], ids=str)
 def test_a_global_scale_for_each_row(backend, method, options):
-    """Rows that shared memory holds, one that is longer, and groups of rows."""
-    long = spread((1, 8256), torch.bfloat16, seed=1)
-    assert_same(
-        quantize(long, backend=backend, global_scale="per_row"),
-        block_scaled.quantize(long, global_scale="per_row"),
-    )
     x = spread((2, 3, 80), torch.bfloat16) * torch.tensor([1.0, 9.0, 0.1])[:, None].bfloat16()
     own = {"up": x.flip(0)} if "up" in options else options
     with observe(check=True) as observer:
@@ -135,6 +129,20 @@ def test_a_global_scale_for_each_row(backend, method, options):
     for part in ("data", "global_scale"):  # the last row belongs to no group
         assert_bitwise_equal(getattr(got, part)[:5], getattr(want, part)[:5])
     assert got.has_row_scales
+
+
+@pytest.mark.parametrize("few_per_sm", [0, 8])
+@pytest.mark.parametrize("has_up", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_a_row_that_threads_hold_and_one_that_is_longer(few_per_sm, has_up, monkeypatch):
+    """The kernels for many and for few rows, with special values in the held blocks and in the rest."""
+    monkeypatch.setattr(simt, "SCALED_ROWS_FEW_PER_SM", few_per_sm)
+    special = hostile(torch.bfloat16)
+    for blocks in (37, 600):
+        x = torch.cat([spread((2, 16 * blocks), torch.bfloat16), special.repeat(1, 40)[:, : 16 * blocks]])
+        options = {"global_scale": "per_row", "up": x.flip(0) if has_up else None}
+        with observe(check=True):
+            got = quantize(x, backend="emulator:sm_90a", **options)
+        assert_same(got, quantize(x, backend="reference", **options))
 
 
 @pytest.mark.sampled(1)

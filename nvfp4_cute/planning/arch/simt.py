@@ -117,20 +117,44 @@ QUANTIZE_CHOICES = (QUANTIZE_WORDS, QUANTIZE_FEW_WORDS)
 QUANTIZE_FEW_CTAS_PER_SM = {False: 4, True: 8}
 
 
-def quantize_words(arch: str, num_sms: int, atom_rows: int, k_blocks: int) -> int:
+def quantize_words(arch: str, num_sms: int, atom_rows: int, format: BlockFormat, k: int) -> int:
     """Returns the words per lane of a quantization: few if all of its CTAs then still run at once.
 
-    Measured on an H200, us with 8 and with 32 words: 5.8 and 7.9 for 16 rows of 4096, 9.7 and 10.4 for 512 rows of 7168, 15.3 and
-    15.0 for 2048 rows of 4096. Modelled on a B200: 3.9 and 5.2 for 8 rows of 2048, 4.9 and 5.6 for 512 rows of 4096, 6.6 and 5.8
-    for 128 rows of 28672.
+    Measured on an H200, us with 8 and with 32 words: 5.0 and 6.3 for 16 rows of 4096, 9.5 and 10.4 for 512 rows of 7168, 15.2 and
+    15.1 for 2048 rows of 4096. 4over6 of 8192 rows of 4096 takes 57.2 us with 32 words and 53.2 with 16, which need fewer
+    registers. Modelled on a B200: 3.9 and 5.2 for 8 rows of 2048, 4.9 and 5.6 for 512 rows of 4096, 6.6 and 5.8 for 128 rows of
+    28672.
 
     Args:
         atom_rows: rows of scale atoms, over all batches.
-        k_blocks: blocks per row.
+        format, k: format and columns of the result.
     """
-    num_cta = -(-k_blocks // 4) * 16 // QUANTIZE_WARPS * atom_rows
+    num_cta = -(-format.num_k_blocks(k) // 4) * 16 // QUANTIZE_WARPS * atom_rows
     most = QUANTIZE_FEW_CTAS_PER_SM[arch == "sm_90a"] * num_sms
-    return QUANTIZE_FEW_WORDS if num_cta <= most else QUANTIZE_WORDS
+    return QUANTIZE_FEW_WORDS if num_cta <= most else many_words(format)
+
+
+def many_words(format: BlockFormat) -> int:
+    """Returns the words per lane of a quantization of many rows."""
+    return QUANTIZE_WORDS // 2 if format.scaling == "four_over_six" else QUANTIZE_WORDS
+
+
+# Quantization with a global scale per row: warps of a row's CTA, and blocks that a thread holds in registers. For few rows, for
+# many, and for many of silu(x) * up, whose values are float32.
+SCALED_ROWS_FEW = (8, 1)
+SCALED_ROWS_MANY = (4, 4)
+SCALED_ROWS_SILU = (8, 2)
+SCALED_ROWS_FEW_PER_SM = 8
+
+
+def scaled_rows_split(num_sms: int, rows: int, has_up: bool) -> tuple[int, int]:
+    """Returns the warps of a row's CTA, and the blocks that each thread holds.
+
+    rows: rows of all batches and groups.
+    """
+    if rows <= SCALED_ROWS_FEW_PER_SM * num_sms:
+        return SCALED_ROWS_FEW
+    return SCALED_ROWS_SILU if has_up else SCALED_ROWS_MANY
 
 
 # ---- dequantize: number of rows of 256 columns per warp ----
