@@ -1,6 +1,6 @@
 """Requirements of engines together with those of this package.
 
-The fast test checks a pair or two in the package index; `make test-pins` checks all.
+A slow test checks a pair or two in the package index; `make test-pins` checks all.
 """
 
 import re
@@ -17,6 +17,7 @@ def resolved(*arguments):
         pytest.skip(f"requirements were not resolved: {error}")
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("requirement, python, platform", pins.FAST)
 def test_engines_that_pin_exact_versions_can_be_installed(requirement, python, platform):

@@ -82,25 +82,26 @@ def test_list_masked_and_batched(chosen):
 
 def test_any_scales_bias_and_random_values():
     """Scales of rows that are not powers of two are rounded once; random operands differ by the roundings of tensor cores."""
-    x, w, bias = tokens_of(20, 2880), weights_of(136, 2880), torch.arange(136).float() / 8
+    k = 832  # like gpt-oss's 2,880, no multiple of a K tile
+    x, w, bias = tokens_of(20, k), weights_of(136, k), torch.arange(136).float() / 8
     generator = torch.Generator().manual_seed(1)
     x.scale[:] = torch.rand(x.scale.shape, generator=generator) + 0.5
     with observe(check=True):
         got = nv.gemm(x, w, bias=bias, out_dtype=torch.float32, backend=EMULATED)
     assert_bitwise_equal(got, nv.gemm(x, w, bias=bias, out_dtype=torch.float32))
-    x = nv.quantize(torch.randn(20, 2880, generator=generator), format=nv.FP8_1xK)
+    x = nv.quantize(torch.randn(20, k, generator=generator), format=nv.FP8_1xK)
     got = nv.gemm(x, w, out_dtype=torch.float32, backend=EMULATED)
     want = nv.gemm(x, w, out_dtype=torch.float32)
     assert (got - want).norm() < 2e-3 * want.norm()
 
 
-@pytest.mark.parametrize("exponent", [-120, 0, 120])
-def test_every_weight_times_every_power(exponent):
-    """All e2m1 codes times 15 powers of two in one row, near both ends of the range of ue8m0."""
-    weight = mxfp4_of(8, 512)
+def test_every_weight_times_every_power():
+    """All e2m1 codes times 15 powers of two in one row, also near both ends of the range of ue8m0."""
+    weight = mxfp4_of(24, 512)
     weight.data[:] = torch.arange(256).byte()
-    powers = torch.arange(16) % 15 - (14 if exponent > 0 else 0)
-    weight.scale[:] = (127 + exponent + powers).clamp(0, 254).byte()
+    for part, exponent in zip(weight.scale.split(8), (-120, 0, 120), strict=True):
+        powers = torch.arange(16) % 15 - (14 if exponent > 0 else 0)
+        part[:] = (127 + exponent + powers).clamp(0, 254).byte()
     x = nv.BlockScaledTensor(
         torch.eye(512).to(torch.float8_e4m3fn),
         torch.ones(512, 1),

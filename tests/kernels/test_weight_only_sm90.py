@@ -96,7 +96,7 @@ def test_split_k(split, k, mode):
 def test_stream_k(chosen, form, mode):
     """Clusters share tiles through memory, and reset the flags in it."""
     rows = (9,) * 3 if form == "batched" else (20, 0, 9, 70)
-    arguments = dict(form=form, rows=rows, n=300, k=1184, chosen=chosen, out_dtype=torch.bfloat16)
+    arguments = dict(form=form, rows=rows, n=300, k=672, chosen=chosen, out_dtype=torch.bfloat16)
     assert_same_bits(mode=mode, **arguments)
     memory = workspace.take(None, 0, 0, counters=True).memory
     assert memory[COUNTER_BYTES:].any() and not memory[:COUNTER_BYTES].any()

@@ -120,17 +120,18 @@ def test_a_row_of_a_group(arch, pair):
 
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("arch", EMULATED)
-def test_a_token_of_a_layer(arch):
+@pytest.mark.parametrize("rows", ["nvfp4", "per_row", "16bit"])
+def test_a_token_of_a_layer(rows, arch):
     experts, hidden, width, top_k = 4, 128, 128, 2
     w13, w2 = (
         quantize(normal(experts, 2 * width, hidden, seed=1)),
         quantize(normal(experts, hidden, width, seed=2)),
     )
     x, (ids, weights) = normal(9, hidden), route(normal(9, experts, seed=3).float(), top_k)
-    for rows in ("nvfp4", ActivationFormat("nvfp4", "per_row"), "16bit"):
-        whole = moe(x, ids, weights, w13, w2, activations=rows, backend=f"emulator:{arch}")
-        alone = moe(x[4:5], ids[4:5], weights[4:5], w13, w2, activations=rows, backend=f"emulator:{arch}")
-        assert torch.equal(alone.view(torch.int16), whole[4:5].contiguous().view(torch.int16))
+    how = {"activations": ActivationFormat("nvfp4", "per_row") if rows == "per_row" else rows}
+    whole = moe(x, ids, weights, w13, w2, **how, backend=f"emulator:{arch}")
+    alone = moe(x[4:5], ids[4:5], weights[4:5], w13, w2, **how, backend=f"emulator:{arch}")
+    assert torch.equal(alone.view(torch.int16), whole[4:5].contiguous().view(torch.int16))
 
 
 @pytest.mark.parametrize("arch", ARCHS)
