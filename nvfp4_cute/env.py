@@ -75,8 +75,8 @@ CACHE_DIR = Variable(
 ACTIVATIONS = Variable(
     name="NVFP4_CUTE_ACTIVATIONS",
     default="",
-    effect="activations of W4A4 checkpoints in vLLM: auto, 4bit, 4over6, per_row or 16bit, before `activations` in config.json",
-    choices=("auto", "4bit", "4over6", "per_row", "16bit"),
+    effect="activations of 4-bit checkpoints in vLLM: auto, 4bit, 4over6, per_row, fp8, 16bit, before those of config.json",
+    choices=("auto", "4bit", "4over6", "per_row", "fp8", "16bit"),
 )
 POPCORN_API = Variable(
     name="POPCORN_API_URL",

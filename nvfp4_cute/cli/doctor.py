@@ -131,6 +131,8 @@ def checkpoint_lines(folder: str, target: str | None = None) -> Iterator[str]:
     from nvfp4_cute.models.checkpoints import Checkpoint
     from nvfp4_cute.models.checkpoints.folders import local_folder
     from nvfp4_cute.models.inspect import inspect, what_runs
+    from nvfp4_cute.models.layers import ACTIVATION_CHOICES
+    from nvfp4_cute.models.vllm.taken import asked_activations
 
     checkpoint = Checkpoint(local_folder(folder))
     state = engines.plugin_state(engines.installed(), is_checked=True)
@@ -139,12 +141,14 @@ def checkpoint_lines(folder: str, target: str | None = None) -> Iterator[str]:
     chosen = targets.lookup(target or here)
     yield f"kernels on {chosen.name} ({chosen.arch}), by rows of activations or tokens:"
     activation = checkpoint.experts_config.activation if checkpoint.experts else SILU
+    activations = ACTIVATION_CHOICES[asked_activations(checkpoint.config.get("quantization_config") or {})]
     for kind in inspect(checkpoint).kinds:
         if kind.scheme is None:
             continue
         yield f"{kind.name}, {kind.count} of {kind.shape}, {kind.scheme}: {what_runs(kind)}"
-        if kind.scheme.weights == "nvfp4":
-            for rows, names in engines.kernels_by_rows(kind, chosen.arch, activation=activation).items():
+        if kind.weights in engines.KNOWN:
+            found = engines.kernels_by_rows(kind, chosen.arch, activation=activation, activations=activations)
+            for rows, names in found.items():
                 yield f"  {rows}: {', '.join(names)}"
 
 

@@ -8,6 +8,7 @@ import torch
 
 from nvfp4_cute import env
 from nvfp4_cute.activation import SILU, Activation
+from nvfp4_cute.formats.block_format import MXFP4, MXFP4_FP8, NVFP4, FP8_1xK
 from nvfp4_cute.models.inspect import Kind
 from nvfp4_cute.models.layers import LayerActivations, own_scale
 from nvfp4_cute.models.vllm import NAME
@@ -17,6 +18,7 @@ from nvfp4_cute.nn.by_rows import by_rows, experts_by_rows
 from nvfp4_cute.nn.linear import QuantizedLinear
 from nvfp4_cute.nn.moe import MoE
 from nvfp4_cute.nn.prepare import MAX_ROWS, kernels_of, tokens_of
+from nvfp4_cute.nn.weights import has_products
 from nvfp4_cute.planning.rows import representative_rows
 
 # Distribution -> its role for this package.
@@ -32,6 +34,7 @@ GROUP = "vllm.general_plugins"
 ROWS = (1, 8, 16, 32, 64, 128, 512, 2048)
 SCALE = 0.01  # global scale of activations, which affects no choice of a kernel
 TOP_K = 8
+KNOWN = (NVFP4.name, MXFP4.name)  # weights whose kernels are listed
 # Engines' names of merged layers -> the parts.
 JOINED = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
 
@@ -89,20 +92,30 @@ def who_serves(config: dict[str, Any], state: str) -> str:
 
 
 def kernels_by_rows(
-    kind: Kind, target: str, rows: Iterable[int] = ROWS, activation: Activation = SILU
+    kind: Kind,
+    target: str,
+    rows: Iterable[int] = ROWS,
+    activation: Activation = SILU,
+    activations: LayerActivations = "by_rows",
 ) -> dict[str, list[str]]:
     """Returns the names of the kernels of a kind of layers on a GPU, each set with the numbers of rows that use it.
 
-    W4A4 layers use the vLLM plug-in's default activations. Nothing is compiled.
+    Nothing is compiled.
 
     Args:
-        kind: layers with NVFP4 weights.
+        kind: layers with NVFP4 or MXFP4 weights.
         target: a name in the table of GPUs, or an architecture.
         rows: numbers of activation rows, or of tokens of experts.
         activation: activation of experts.
+        activations: of layers with 4-bit weights, as in the vLLM plug-in; see ``layers.linear_module``. "fp8" applies to MXFP4
+            weights on GPUs with a kernel for them.
     """
     backend = f"emulator:{target}"
-    call = _experts_call(kind, backend, TOP_K, activation) if kind.is_experts else _linear_call(kind, backend)
+    call = (
+        _experts_call(kind, backend, TOP_K, activation, activations)
+        if kind.is_experts
+        else _linear_call(kind, backend, activations)
+    )
     found: dict[str, list[str]] = {}
     for n in rows:
         names = [key.to_name() for key in kernels_of(call, [n])]
@@ -123,15 +136,15 @@ def checkpoint_kernels(
     In batch-invariant mode, these are the kernels of that mode.
 
     Args:
-        kinds: kinds of an inspection; those without NVFP4 weights are ignored.
+        kinds: kinds of an inspection; those with other weights than NVFP4 and MXFP4 are ignored.
         target, activation: see ``kernels_by_rows``.
         top_k: experts per token.
         max_rows: largest number of rows, or tokens, per call.
-        activations: of layers with 4-bit activations; see ``layers.linear_module``.
+        activations: see ``kernels_by_rows``.
     """
-    nvfp4 = [kind for kind in kinds if kind.scheme is not None and kind.scheme.weights == "nvfp4"]
+    known = [kind for kind in kinds if kind.weights in KNOWN]
     backend, keys = f"emulator:{target}", dict[Any, None]()
-    for kind in (*nvfp4, *joined(nvfp4)):
+    for kind in (*known, *joined(known)):
         if kind.is_experts:
             experts = kind.sizes[0]
             rows = tokens_of(experts, min(top_k, experts), max_rows)
@@ -157,11 +170,19 @@ def joined(kinds: Iterable[Kind]) -> Iterator[Kind]:
                 yield Kind(f"{around}.{whole}", same[0].scheme, f"[{n}, {k}]", k_sizes={k})
 
 
+def _activations_of(kind: Kind, activations: LayerActivations, backend: str) -> LayerActivations:
+    """Returns the activations of a kind of layers. Rows of MXFP4 weights have 16 bits, or 8 where asked for and possible."""
+    if kind.weights != MXFP4.name:
+        return "by_rows" if activations == "fp8" else activations
+    has_kernel = has_products(backend, torch.device("cpu"), (FP8_1xK, MXFP4_FP8))
+    return "fp8" if activations == "fp8" and has_kernel else "16bit"
+
+
 def _mode_and_scale(kind: Kind, activations: LayerActivations) -> tuple[Any, Any]:
     """Returns the mode and the input scale of layers of a kind, as ``models.layers`` makes them."""
     assert kind.scheme is not None
-    if kind.scheme.activations is None or activations == "16bit":
-        return "16bit", None
+    if activations == "fp8" or kind.scheme.activations is None or activations == "16bit":
+        return "fp8" if activations == "fp8" else "16bit", None
     mode = "nvfp4" if activations == "by_rows" else activations
     if scales_rows(mode):
         return mode, None  # the mode says it
@@ -172,8 +193,11 @@ def _mode_and_scale(kind: Kind, activations: LayerActivations) -> tuple[Any, Any
 
 def _linear_call(kind: Kind, backend: str, activations: LayerActivations = "by_rows") -> Callable[[int], Any]:
     n, k = kind.sizes
+    activations = _activations_of(kind, activations, backend)
     mode, scale = _mode_and_scale(kind, activations)
-    layer: Any = QuantizedLinear(k, n, bias=False, activations=mode, input_scale=scale, backend=backend)
+    layer: Any = QuantizedLinear(
+        k, n, bias=False, format=MXFP4_FP8 if mode == "fp8" else NVFP4, activations=mode, input_scale=scale, backend=backend
+    )  # fmt: skip
     if activations == "by_rows":
         layer = by_rows(layer)
     return lambda rows: layer(torch.empty(rows, k, dtype=torch.bfloat16))
@@ -184,10 +208,12 @@ def _experts_call(
 ) -> Callable[[int], Any]:
     experts, n, k = kind.sizes
     width = next(iter(kind.k_sizes - {k}), k)
+    activations = _activations_of(kind, activations, backend)
     mode, scale = _mode_and_scale(kind, activations)
     hidden = scale if isinstance(scale, float) else None
+    format = MXFP4_FP8 if mode == "fp8" else MXFP4 if kind.weights == MXFP4.name else NVFP4
     layer = MoE(
-        experts, k, width, activations=mode, input_scale=scale, hidden_scale=hidden,
+        experts, k, width, format=format, activations=mode, input_scale=scale, hidden_scale=hidden, bias=kind.has_bias,
         weight_layout="none" if n == width else "concatenated", activation=activation, backend=backend,
     )  # fmt: skip
     is_by_rows = activations == "by_rows"

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from nvfp4_cute.errors import CheckpointError
-from nvfp4_cute.formats.block_format import INT8, INT8_PAIR, NVFP4_PAIR, FP8_1x128, FP8_128x128
+from nvfp4_cute.formats.block_format import INT8, INT8_PAIR, MXFP4, NVFP4_PAIR, FP8_1x128, FP8_128x128
 from nvfp4_cute.models.checkpoints import Checkpoint, Scheme
 from nvfp4_cute.models.checkpoints.names import is_embedding
 from nvfp4_cute.models.checkpoints.stored import INT4
@@ -16,6 +16,7 @@ from nvfp4_cute.nn.linear import K_STEP
 from nvfp4_cute.planning.arch import ARCHS, FAMILIES, is_weight_only, mmas_of, simt
 from nvfp4_cute.terminal import Progress
 
+MXFP4_PAIR = (MXFP4, MXFP4)
 DECODED_BYTES = 2  # bytes per dequantized weight
 NUMBER = re.compile(r"(?<=\.)\d+(?=\.|$)")
 
@@ -35,6 +36,8 @@ class Kind:
         unequal: layers whose gate and up have different global scales.
         values: number of weights in all layers, except experts.
         finds_scale: whether layers with NVFP4 activations have no global scale of activations.
+        k_sizes: sizes of K, of both products of experts.
+        has_bias: whether experts have biases.
     """
 
     name: str
@@ -48,6 +51,12 @@ class Kind:
     values: int = 0
     k_sizes: set[int] = field(default_factory=set)
     finds_scale: bool = False
+    has_bias: bool = False
+
+    @property
+    def weights(self) -> str | None:
+        """The format of the weights; None for plain floats."""
+        return None if self.scheme is None else self.scheme.weights
 
     @property
     def is_experts(self) -> bool:
@@ -69,7 +78,8 @@ class Kind:
     def as_dict(self) -> dict[str, Any]:
         """Returns the kind for JSON."""
         record = asdict(self)
-        record.pop("k_sizes")
+        for own in ("k_sizes", "has_bias"):
+            record.pop(own)
         return record | {"scheme": None if self.scheme is None else str(self.scheme)}
 
 
@@ -141,6 +151,7 @@ def _add_experts(kinds: dict[tuple, Kind], checkpoint: Checkpoint, name: str, nb
     kind.add(nbytes, [f for side in factors for f in side])
     kind.k_sizes |= {k, stored.w2.shape[2]}
     kind.finds_scale |= stored.scheme.activations == "nvfp4" and stored.w13_input is None
+    kind.has_bias = stored.w13_bias is not None
     own = stored.w13_global
     if own is not None and own.shape[1] == 2 and bool((own[:, 0] != own[:, 1]).any()):
         kind.unequal += 1
@@ -175,7 +186,10 @@ def what_runs(kind: Kind) -> str:
         return "MoE" if is_experts else "QuantizedLinear"
     if scheme.weights in ("nvfp4", "mxfp4"):
         way = "MoE, weight-only" if is_experts else "QuantizedLinear, weight-only"
-        if scheme.weights == "mxfp4":
+        if scheme.weights == "mxfp4" and is_experts and scheme.activations == "mxfp4":
+            archs = [arch for arch in ARCHS if MXFP4_PAIR in mmas_of(arch)]
+            return f"MoE on {', '.join(archs)} and on the CPU; elsewhere decoded to 16 bits"
+        if scheme.weights == "mxfp4" and not is_experts:
             way += ", as NVFP4 with the same values"
     elif scheme.weights == INT4 and not is_experts:
         way = "QuantizedLinear, weight-only"

@@ -1,5 +1,7 @@
 """Makes modules from the layers that a checkpoint stores."""
 
+import warnings
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -7,16 +9,19 @@ import torch
 
 from nvfp4_cute.activation import Activation, activation_of
 from nvfp4_cute.batch_invariance import is_batch_invariant
-from nvfp4_cute.errors import CheckpointError
+from nvfp4_cute.errors import CheckpointError, UnsupportedProblem, UnsupportedTarget
 from nvfp4_cute.experts import weights as moe_weights
 from nvfp4_cute.experts.checks import ROWS_WITH_SCALES, scales_rows, with_row_scales
 from nvfp4_cute.experts.products import FUSED_ROWS
 from nvfp4_cute.formats.block_format import (
     FOUR_OVER_SIX,
     INT8,
+    MXFP4,
+    MXFP4_FP8,
     NVFP4,
     TMA_ALIGN_BYTES,
     BlockFormat,
+    FP8_1xK,
     FP8_128x128,
 )
 from nvfp4_cute.formats.block_scaled import BlockScaledTensor, NVFP4Tensor
@@ -45,13 +50,14 @@ from nvfp4_cute.nn.products import KERNEL_DTYPE
 from nvfp4_cute.nn.rounded import PreparedInput, PreparedRows, RoundedInput
 from nvfp4_cute.nn.weights import has_products
 from nvfp4_cute.operands.products import W4A16_K_STEP
-from nvfp4_cute.operands.whole import times
+from nvfp4_cute.planning.arch import ARCHS, mmas_of
 
 FOUR_BITS = ("nvfp4", "mxfp4")  # formats of activations to which ``activations`` applies
-LayerActivations = Literal[Activations, "by_rows"]
-# Activations of W4A4 checkpoints by the words of NVFP4_CUTE_ACTIVATIONS and of config.json.
+LayerActivations = Literal[Activations, "by_rows", "fp8"]
+# Activations of 4-bit checkpoints by the words of NVFP4_CUTE_ACTIVATIONS and of config.json. FP8 rows are those of MXFP4 layers.
 ACTIVATION_CHOICES: dict[str, LayerActivations] = {
-    "auto": "by_rows", "4bit": "nvfp4", "4over6": "nvfp4_four_over_six", "per_row": "nvfp4_per_row", "16bit": "16bit",
+    "auto": "by_rows", "4bit": "nvfp4", "4over6": "nvfp4_four_over_six", "per_row": "nvfp4_per_row", "fp8": "fp8",
+    "16bit": "16bit",
 }  # fmt: skip
 # Kinds of NVFP4 rows with one scale, and those that callers may choose instead of a checkpoint's.
 WITH_ONE_SCALE = (NVFP4.name, FOUR_OVER_SIX.name)
@@ -71,7 +77,9 @@ def linear_module(
     """Makes a module that computes a layer according to its scheme.
 
     - NVFP4 weights with 4-bit or 16-bit activations: QuantizedLinear. MXFP4 weights that NVFP4 can represent also become that,
-      weight-only.
+      weight-only, since more modules merge NVFP4 layers. Others stay MXFP4.
+    - ``activations="fp8"``: MXFP4 weights multiply FP8 rows with one scale each (sm_90a), whatever the checkpoint says. A layer
+      whose weights ``mxfp4_for_fp8`` does not convert exactly keeps 16-bit rows, with a warning.
     - FP8 weights in blocks (K a multiple of 128) and INT8 weights (K a multiple of 16, or of 32 with 16-bit activations):
       QuantizedLinear. Activations have the same format on a GPU with a kernel for it, otherwise 16 bits.
     - Int4 weights: QuantizedLinear with 16-bit activations.
@@ -91,7 +99,16 @@ def linear_module(
             uses the faster mode in each call (``nn.by_rows``).
         backend: see ``gemm``.
         decode: dequantize weights of every format to ``dtype``, for torch to multiply.
+
+    Raises:
+        UnsupportedProblem: ``activations="fp8"`` for weights in another format.
+        UnsupportedTarget: ``activations="fp8"`` on a GPU without a kernel for it.
     """
+    if activations == "fp8":
+        make = lambda stored, mode: linear_module(
+            stored, bias, dtype=dtype, device=device, activations=mode, backend=backend, decode=decode
+        )
+        return _with_fp8_rows(make, stored, stored.weight, backend, device)
     if stored.scheme.activations is not None and must_keep_16_bits(backend, torch.device(device)):
         stored = replace(stored, scheme=replace(stored.scheme, activations=None), input_scale=None)
     layer = _product(stored, bias, dtype, device, activations, backend, decode)
@@ -114,19 +131,22 @@ def _product(
     scheme = stored.scheme
     weight = _moved(stored.weight, device)
     given = None if stored.input_scale is None else stored.input_scale.to(device)
-    own: Activations = "nvfp4" if activations == "by_rows" else activations
+    own: Any = "nvfp4" if activations == "by_rows" else activations
     is_rounded = not (
         scheme.activations in FOUR_BITS and mode_of(own, backend, torch.device(device)) == "16bit"
     )
-    rounding = _rows_of(scheme.activations, own) if is_rounded else None
-    direct = None if decode else _direct(weight, scheme, backend)
+    if not is_rounded:
+        scheme = replace(scheme, activations=None)
+    rounding = _rows_of(scheme.activations, own)
+    is_fp8 = scheme.activations == FP8_1xK.name
+    exact = None if decode or is_fp8 or weight.shape[-1] % K_STEP else as_nvfp4(weight)
+    direct = None if decode or exact is not None else _direct(weight, scheme, backend)
     if direct is not None:
-        mode = "16bit" if scheme.activations is None or direct.format.is_int4 else None
+        mode = "16bit" if scheme.activations is None or direct.format.is_int4 else "fp8" if is_fp8 else None
         product = QuantizedLinear.from_quantized(direct, bias, activations=mode, dtype=dtype, backend=backend)
         if direct.format.is_int4 and scheme.activations is not None:
             return RoundedInput(product, scheme.activations)
         return product
-    exact = None if decode or weight.shape[-1] % K_STEP else as_nvfp4(weight)
     if exact is None:
         layer: torch.nn.Module = _decoded(weight, bias, dtype)
         return layer if rounding is None else RoundedInput(layer, rounding, given)
@@ -137,6 +157,41 @@ def _product(
         return by_rows(layer) if activations == "by_rows" else layer
     layer = QuantizedLinear.from_quantized(exact, bias, activations="16bit", dtype=dtype, backend=backend)
     return layer if rounding is None else RoundedInput(layer, rounding, given)
+
+
+def _with_fp8_rows(
+    make: Callable[[Any, Any], Any],
+    stored: Any,
+    weight: StoredWeight,
+    backend: str,
+    device: torch.device | str,
+) -> Any:
+    """Makes a layer, or experts, with FP8 rows, or with 16-bit rows where weights do not convert exactly.
+
+    Raises what ``linear_module`` raises.
+
+    Args:
+        make: makes the module of a stored layer, or of experts, in a mode.
+        stored: the layer, or the experts.
+        weight: some of its weights.
+        backend, device: see ``linear_module``.
+    """
+    if weight.format != MXFP4.name:
+        raise UnsupportedProblem(
+            f"activations='fp8' for {stored.name}, whose weights are {weight.format}; FP8 rows go with MXFP4 weights: leave it "
+            "out"
+        )
+    if not has_products(backend, torch.device(device), (FP8_1xK, MXFP4_FP8)):
+        archs = ", ".join(arch for arch in ARCHS if (FP8_1xK, MXFP4_FP8) in mmas_of(arch))
+        raise UnsupportedTarget(
+            f"activations='fp8' for {stored.name}: FP8 rows times MXFP4 weights have a kernel on {archs}, and not on this GPU; "
+            "leave it out"
+        )
+    try:
+        return make(replace(stored, scheme=replace(stored.scheme, activations=FP8_1xK.name)), NVFP4.name)
+    except ValueError as error:
+        warnings.warn(f"{stored.name} keeps 16-bit rows instead of FP8 ones: {error}", stacklevel=3)
+        return make(stored, "16bit")
 
 
 def _rows_of(stored: str | None, activations: LayerActivations) -> str | None:
@@ -211,13 +266,20 @@ def experts_module(
         activation: an ``Activation`` or its name, or a function; see ``nn.experts.SortedExperts``.
         dtype, device, backend: see ``linear_module``.
         activations: for experts with 4-bit activations in their scheme. "auto" keeps 16 bits on a GPU whose tensor cores do not
-            multiply FP4, if it has a launch for all experts. "by_rows" uses the faster mode in each call (``nn.by_rows``).
+            multiply FP4, if it has a launch for all experts. "by_rows" uses the faster mode in each call (``nn.by_rows``). "fp8":
+            see ``linear_module``.
         keep_two_factors: give gate and up separate factors even where these agree, because experts that are later moved here
             may have different ones.
         decode: see ``linear_module``.
     """
     if isinstance(activation, str):
         activation = activation_of(activation)
+    if activations == "fp8":
+        own: Any = {"dtype": dtype, "device": device, "backend": backend, "decode": decode}
+        make = lambda stored, mode: experts_module(
+            stored, activation, activations=mode, keep_two_factors=keep_two_factors, **own
+        )
+        return _with_fp8_rows(make, stored, stored.w13, backend, device)
     rounding, place = stored.scheme.activations, torch.device(device)
     keeps_16_bits = rounding in FOUR_BITS and _keeps_16_bits(activations, backend, place, decode)
     if keeps_16_bits or (rounding is not None and must_keep_16_bits(backend, place)):
@@ -271,10 +333,9 @@ def _whole_experts(
     if not isinstance(activation, Activation):
         return None
     if _is_moe(stored, keep_two_factors):
-        exact = [as_nvfp4(_moved(w, device)) for w in (stored.w13, stored.w2)]
-        if all(one is not None for one in exact):
-            layer = _moe_module(stored, exact, rows, activation, dtype=dtype, backend=backend)
-            return ModelExperts(layer)
+        own_weights = [_moved(w, device).nvfp4() for w in (stored.w13, stored.w2)]
+        layer = _moe_module(stored, own_weights, rows, activation, dtype=dtype, backend=backend)
+        return ModelExperts(layer)
     first, second = (_direct(_moved(w, device), stored.scheme, backend) for w in (stored.w13, stored.w2))
     if first is None or second is None or not _has_whole_blocks(stored, first.format):
         return None
@@ -328,32 +389,31 @@ def _kept(
     direct = _direct(weight, scheme, backend)
     if direct is not None:
         return None if direct.format.is_int4 and scheme.activations is not None else direct
-    if not is_nvfp4 or weight.shape[-1] % K_STEP:
+    if weight.format != NVFP4.name or not is_nvfp4 or weight.shape[-1] % K_STEP:
         return None
-    exact = as_nvfp4(weight)
-    if exact is None or (factor is None and exact.global_scale is None):
-        return exact
-    own = times(None, factor, exact.global_scale).expand(len(exact.data)).contiguous()
-    return replace(exact, global_scale=own)
+    exact = weight.nvfp4()
+    return exact if factor is None else replace(exact, global_scale=factor.contiguous())
 
 
 def _keeps_16_bits(activations: LayerActivations, backend: str, device: torch.device, decode: bool) -> bool:
     """Returns whether experts keep 16-bit rows as requested."""
-    if activations == "by_rows":
+    if activations == "by_rows" or activations == "fp8":
         return False
     return mode_of(activations, backend, device) == "16bit"
 
 
 def _direct(weight: StoredWeight, scheme: Scheme, backend: str) -> BlockScaledTensor | None:
-    """Returns FP8, INT8 or int4 weights that a kernel multiplies by activations of the scheme; None if none does."""
+    """Returns MXFP4, FP8, INT8 or int4 weights that a kernel multiplies by activations of the scheme; None if none does."""
     tensor = as_tensor(weight)
     if tensor is None or tensor.format.is_int4:
         return tensor
     format = tensor.format
-    if format not in (FP8_128x128, INT8):
+    if format not in (MXFP4, FP8_128x128, INT8):
         return None
     if scheme.activations is None:
         return None if weight.shape[-1] % W4A16_K_STEP else tensor
+    if (format, scheme.activations) == (MXFP4, FP8_1xK.name):
+        return tensor
     rows = rows_format(format)
     has_kernel = scheme.activations == rows.name and has_products(backend, weight.data.device, (rows, format))
     return tensor if has_kernel else None
@@ -365,8 +425,8 @@ def _has_whole_blocks(stored: StoredExperts, format: BlockFormat) -> bool:
 
 
 def _is_moe(stored: StoredExperts, keep_two_factors: bool) -> bool:
-    """Returns whether MoE supports the experts, provided that NVFP4 can represent their values."""
-    if stored.scheme.activations not in ("nvfp4", None):
+    """Returns whether the experts are NVFP4, and MoE supports them."""
+    if stored.w13.format != NVFP4.name or stored.scheme.activations not in (NVFP4.name, None):
         return False
     has_two = stored.has_gate and (keep_two_factors or not _is_one_factor(stored.w13_global))
     if has_two and (stored.w13_bias is not None or stored.w13.shape[1] % FUSED_ROWS):
@@ -381,7 +441,7 @@ def _is_one_factor(factors: torch.Tensor | None) -> bool:
 
 def _moe_module(
     stored: StoredExperts,
-    exact: Any,
+    own_weights: list[NVFP4Tensor],
     rows: Any,
     activation: Activation,
     *,
@@ -390,12 +450,6 @@ def _moe_module(
 ) -> MoE:
     def weights(weight: NVFP4Tensor, factor: torch.Tensor | None) -> moe_weights.ExpertWeights:
         factor = None if factor is None else factor.to(weight.data.device)
-        if weight.global_scale is not None:  # one for all experts, where other scales became NVFP4's
-            factor = (
-                weight.global_scale.expand(len(weight.data))
-                if factor is None
-                else factor * weight.global_scale
-            )
         return moe_weights.ExpertWeights(weight.data, to_blocked(weight.scale), factor)
 
     factors = stored.w13_global
@@ -403,14 +457,15 @@ def _moe_module(
         factors = factors[:, 0]
     own = KERNEL_DTYPE if dtype == torch.float32 else dtype  # dtype of rows, which is also that of biases
     bias13, bias2 = (
-        None if b is None else b.to(exact[0].data.device, own) for b in (stored.w13_bias, stored.w2_bias)
+        None if b is None else b.to(own_weights[0].data.device, own)
+        for b in (stored.w13_bias, stored.w2_bias)
     )
     scales: dict[str, Any] = {}
     if stored.scheme.activations:
         given = {"input_scale": stored.w13_input, "hidden_scale": stored.w2_input}
         scales = {} if scales_rows(rows) else given
     return MoE.from_quantized(
-        weights(exact[0], factors), weights(exact[1], stored.w2_global), bias13=bias13, bias2=bias2,
+        weights(own_weights[0], factors), weights(own_weights[1], stored.w2_global), bias13=bias13, bias2=bias2,
         activations=rows or "16bit", activation=activation,
         weight_layout="concatenated" if stored.has_gate else "none",
         dtype=own, backend=backend, **scales,

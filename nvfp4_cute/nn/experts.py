@@ -259,6 +259,15 @@ class ModelExperts(torch.nn.Module):
         super().__init__()
         self.experts, self.num_experts = experts, experts.num_experts
 
+    def _apply(self, fn: Any, recurse: bool = True) -> "ModelExperts":
+        """Rounds float32 biases of a ``model.float()`` back to the dtype of the rows."""
+        super()._apply(fn, recurse)
+        for name in ("bias13", "bias2"):
+            bias = getattr(self.experts, name, None)
+            if bias is not None:
+                setattr(self.experts, name, _kernel_rows(bias))
+        return self
+
     def forward(self, x: torch.Tensor, topk_ids: torch.Tensor, topk_weights: torch.Tensor) -> torch.Tensor:
         """Calls the experts; arguments are those of SortedExperts."""
         if not topk_ids.numel():

@@ -11,7 +11,7 @@ import pytest
 from nvfp4_cute import cli, set_batch_invariant
 from nvfp4_cute.batch_invariance import is_batch_invariant
 from nvfp4_cute.models import engines
-from nvfp4_cute.models.checkpoints import Checkpoint
+from nvfp4_cute.models.checkpoints import Checkpoint, Scheme
 from nvfp4_cute.models.inspect import Kind, inspect
 
 DATA = Path(__file__).parents[1] / "data" / "checkpoints"
@@ -51,6 +51,8 @@ def test_without_an_install_there_is_no_plug_in(monkeypatch):
         ({"quantization_config": {"quant_method": "modelopt", "quant_algo": "NVFP4"}}, "not active: y", "would take it: not active: y"),
         ({"quantization_config": {"quant_method": "modelopt", "quant_algo": "FP8"}}, "active", "own methods: layers are"),
         ({"quantization_config": {"quant_method": "modelopt", "quant_algo": "NVFP4"}, "model_type": "gpt_oss"}, "active", "gate and up in turns"),
+        ({"quantization_config": {"quant_method": "mxfp4"}, "model_type": "gpt_oss"}, "active", "own methods: for MXFP4 weights"),
+        ({"quantization_config": {"quant_method": "mxfp4", "activations": "fp8"}, "model_type": "gpt_oss"}, "active", "this package"),
     ],
 )  # fmt: skip
 def test_who_serves(config, state, expected):
@@ -66,6 +68,19 @@ def test_kernels_by_rows_on_two_gpus():
     assert "quantize" in names[0]
     (experts,) = engines.kernels_by_rows(kinds["model.layers.*.mlp.experts"], "H200", (1,)).values()
     assert any("gather" in name for name in experts) and any("finalize" in name for name in experts)
+
+
+def test_kernels_of_mxfp4_layers():
+    """FP8 rows on a GPU with a kernel for them, otherwise 16-bit rows, with the biases of gpt-oss."""
+    scheme = Scheme("mxfp4", "mxfp4", "mxfp4")
+    linear = Kind("x", scheme, "[256, 256]", k_sizes={256})
+    experts = Kind("e", scheme, "4 x [512, 256]", k_sizes={256}, has_bias=True)
+    for kind, target, is_fp8 in ((linear, "H200", True), (experts, "H200", True), (experts, "B200", False)):
+        (names,) = engines.kernels_by_rows(kind, target, (8,), activations="fp8").values()
+        assert any("fp8_1xk_x_mxfp4_fp8" in name for name in names) == is_fp8
+        (names,) = engines.kernels_by_rows(kind, target, (8,)).values()
+        assert any("w4a16" in name or "weight_only" in name for name in names)
+        assert kind is linear or names[-1].endswith("_bias")
 
 
 def test_sizes_of_a_kind():

@@ -151,7 +151,7 @@ VLLM = {
     ),
     "swigluoai_uninterleave without its constants": ({"swiglu_limit": 10.0}, Activation("silu", 10.0)),
     "swiglustep": ({}, None),
-    "swigluoai": ({}, None),
+    "swigluoai": ({}, Activation("swiglu_oai", 7.0)),
     "gelu with a limit": ({"swiglu_limit": 7.0}, None),
     "swigluoai_uninterleave by half": ({"swiglu_alpha": 1.702, "swiglu_beta": 0.5}, None),
 }

@@ -2,6 +2,7 @@
 
 import json
 
+import gpt_oss_files
 import pytest
 import torch
 from checkpoint_files import write
@@ -79,34 +80,13 @@ def test_saved_quantized_and_loaded(tmp_path, kind, layout):
 
 
 def test_gpt_oss_as_released(tmp_path):
-    """MXFP4 experts in blocks with alternating rows of gate and up and 16-bit activations become NVFP4 with the same values."""
-    extra = {
-        "num_local_experts": 4,
-        "num_experts_per_tok": 2,
-        "layer_types": ["sliding_attention", "full_attention"],
-    }
-    model, folder = saved(tmp_path, "gpt_oss", extra)
-    files, tensors = TensorFiles(folder), {}
-    for name in files:
-        if name.endswith(("gate_up_proj", "down_proj")) and files[name].ndim == 3:
-            weight = files[name].transpose(1, 2).contiguous()  # [E, N, K]
-            stored = [quantized(w, "mxfp4") for w in weight]
-            data = torch.stack([s.data for s in stored])
-            tensors[f"{name}_blocks"] = data.view(*data.shape[:2], -1, 16)
-            tensors[f"{name}_scales"] = torch.stack([s.scale for s in stored])
-            own = dict(model.named_parameters())[name]
-            own.data.copy_(torch.stack([s.dequantize() for s in stored]).transpose(1, 2))
-        else:
-            tensors[name] = files[name]
-    config = json.loads((folder / "config.json").read_text())
-    quantization = {
-        "quant_method": "mxfp4",
-        "modules_to_not_convert": ["model.layers.*.self_attn", "lm_head"],
-    }
-    write(tmp_path / "out", tensors, quantization, **config)
-    loaded = ours.load(tmp_path / "out", dtype=torch.bfloat16)
-    assert sum(isinstance(m, MoE) and m.activations == "16bit" for m in loaded.modules()) == 2
+    """Experts with alternating rows of gate and up and 16-bit activations keep their MXFP4 weights."""
+    model, folder = saved(tmp_path, "gpt_oss", gpt_oss_files.SIZES)
+    loaded = ours.load(gpt_oss_files.write_gpt_oss(folder, tmp_path / "out", model), dtype=torch.bfloat16)
+    layers = [m for m in loaded.modules() if isinstance(m, MoE)]
+    assert [(m.activations, str(m.formats[0])) for m in layers] == 2 * [("16bit", "mxfp4")]
     assert relative(logits(loaded), logits(model)) < 0.02
+    assert relative(logits(torch.nn.Module.float(loaded)), logits(model)) < 0.02
 
 
 def test_llama4_experts_in_one_tensor(tmp_path):

@@ -8,6 +8,7 @@ import os
 import shutil
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -16,22 +17,26 @@ import torch
 
 pytest.importorskip("vllm", reason="vLLM is not installed; make test-vllm installs it")
 
+import gpt_oss_files  # noqa: E402
 import vllm_tokens  # noqa: E402
-from checkpoint_files import MODELOPT  # noqa: E402
+from checkpoint_files import MODELOPT, write  # noqa: E402
 from int4_files import AWQ, GPTQ, compressed_tensors, write_int4  # noqa: E402
 from lockstep import Lockstep, Recorded, closeness  # noqa: E402
+from tiny_models import EXPERTS, model_of  # noqa: E402
 from vllm.model_executor.layers.fused_moe import RoutedExperts  # noqa: E402
 
 from nvfp4_cute.bench.vllm import hybrid  # noqa: E402
 from nvfp4_cute.errors import UnsupportedProblem  # noqa: E402
 from nvfp4_cute.models import transformers as ours  # noqa: E402
 from nvfp4_cute.models.checkpoints import Checkpoint  # noqa: E402
+from nvfp4_cute.models.checkpoints.stored import Scheme  # noqa: E402
 from nvfp4_cute.models.checkpoints.tensors import TensorFiles, TensorWriter  # noqa: E402
-from nvfp4_cute.models.layers import experts_module  # noqa: E402
+from nvfp4_cute.models.layers import experts_module, linear_module  # noqa: E402
+from nvfp4_cute.models.quantizing.checkpoint import quantize_checkpoint  # noqa: E402
 from nvfp4_cute.models.vllm import requirements  # noqa: E402
 from nvfp4_cute.models.vllm.config import CheckpointConfig, renamed  # noqa: E402
 from nvfp4_cute.models.vllm.experts import as_moving_parameters, filled  # noqa: E402
-from nvfp4_cute.models.vllm.taken import refusal  # noqa: E402
+from nvfp4_cute.models.vllm.taken import original, refusal  # noqa: E402
 from nvfp4_cute.nn.moe import MoE  # noqa: E402
 
 DATA = Path(__file__).parents[1] / "data" / "checkpoints"
@@ -39,6 +44,7 @@ MORE = os.environ.get("NVFP4_CUTE_CHECKPOINTS")
 FOLDERS = [
     p for root in (DATA, *([Path(MORE)] if MORE else [])) for p in sorted(root.iterdir()) if p.is_dir()
 ]
+OUTPUT = {"vocab_size": 256, "tie_word_embeddings": False}
 DENSE, MOE = DATA / "ct-qwen3-nvfp4", DATA / "modelopt-qwen3moe-nvfp4"
 
 
@@ -63,9 +69,9 @@ def changed(folder, to, change):
     return to
 
 
-def check_tokens(folder, got, tolerance):
+def check_tokens(folder, got, tolerance, model=None):
     """Checks that each token has transformers' highest logit after the same tokens, or one within ``tolerance`` of it."""
-    model = transformers_model(folder)
+    model = model or transformers_model(folder)
     for prompt, answer in zip(vllm_tokens.PROMPTS, got, strict=True):
         assert len(answer) == vllm_tokens.TOKENS
         with torch.no_grad():
@@ -76,7 +82,10 @@ def check_tokens(folder, got, tolerance):
 
 def transformers_model(folder):
     # Some loaders of transformers keep the file's dtype for tensors that they rename.
-    return torch.nn.Module.float(ours.load(folder, dtype=torch.float32))
+    # vLLM keeps rows of MXFP4 layers in 16 bits, whatever the checkpoint says.
+    is_mxfp4 = "mxfp4" in json.dumps(config_of(folder)["quantization_config"]).lower()
+    activations = "16bit" if is_mxfp4 else "auto"
+    return torch.nn.Module.float(ours.load(folder, dtype=torch.float32, activations=activations))
 
 
 def check_in_lockstep(folder, llm):
@@ -130,6 +139,68 @@ def test_int4(tmp_path, source, tool, orders):
         kinds = {type(m).__name__ for m in vllm_tokens.model_of(llm).modules()}
         assert {"QuantizedLinear", "MoE" if source == MOE else "QuantizedLinear"} <= kinds
         check_in_lockstep(folder, llm)
+
+
+def gpt_oss(folder, **fields):
+    """Writes a tiny gpt-oss with biases that are not zero."""
+    model = model_of("gpt_oss", torch.bfloat16, **gpt_oss_files.SIZES | OUTPUT | fields)
+    for name, parameter in model.named_parameters():
+        if name.endswith("_bias"):
+            parameter.data.normal_(0, 0.5)
+    model.save_pretrained(folder / "in")
+    return gpt_oss_files.write_gpt_oss(folder / "in", folder / "m")
+
+
+def mxfp4(folder, kind, **fields):
+    """Writes a tiny model of compressed-tensors with MXFP4 weights and 16-bit activations."""
+    fields |= OUTPUT | (EXPERTS if kind == "qwen3_moe" else {})
+    model_of(kind, torch.bfloat16, **fields).save_pretrained(folder / "in")
+    quantize_checkpoint(folder / "in", folder / "m", format="mxfp4", layout="compressed-tensors")
+    config = config_of(folder / "m")
+    for group in config["quantization_config"]["config_groups"].values():
+        group["input_activations"] = None
+    (folder / "m" / "config.json").write_text(json.dumps(config))
+    return folder / "m"
+
+
+@pytest.mark.parametrize("kind", ["gpt_oss", "qwen3", "qwen3_moe"])
+def test_mxfp4(tmp_path, kind):
+    folder = gpt_oss(tmp_path) if kind == "gpt_oss" else mxfp4(tmp_path, kind)
+    with vllm_tokens.engine(folder, quantization="nvfp4_cute") as llm:
+        formats = {str(m.formats[0]) for m in vllm_tokens.model_of(llm).modules() if isinstance(m, MoE)}
+        assert formats == (set() if kind == "qwen3" else {"mxfp4"})
+        check_in_lockstep(folder, llm)
+
+
+@pytest.mark.parametrize("kind", ["gpt_oss", "qwen3"])
+def test_mxfp4_with_fp8_rows(tmp_path, monkeypatch, kind):
+    """Layers have the bits of this package's modules with FP8 rows, and no option has to name the method.
+
+    Rows of 64 values, in o_proj of qwen3, keep 16 bits.
+    """
+    fields = {"hidden_size": 128, "intermediate_size": 128}  # at least 128 values along K
+    folder = gpt_oss(tmp_path, **fields) if kind == "gpt_oss" else mxfp4(tmp_path, kind, **fields)
+    monkeypatch.setenv("NVFP4_CUTE_ACTIVATIONS", "fp8")
+    options = {"dtype": torch.float32, "device": "cpu", "activations": "fp8"}
+    checkpoint = Checkpoint(folder)
+    if kind == "gpt_oss":
+        stored = checkpoint.read_experts("model.layers.0.mlp.experts")
+        module = experts_module(stored, checkpoint.experts_config.activation, **options)
+        assert str(module.experts.formats[0]) == "mxfp4_fp8"
+    else:
+        module = linear_module(checkpoint.linear("model.layers.0.mlp.down_proj"), None, **options)
+        assert module.mode == "fp8"
+    with (
+        warnings.catch_warnings(record=True) as warned,
+        vllm_tokens.engine(folder) as llm,
+        Recorded(vllm_tokens.model_of(llm)) as recorded,
+    ):
+        assert all(vllm_tokens.tokens(llm))
+    said = [str(w.message).partition(":")[0] for w in warned if "keeps 16-bit rows" in str(w.message)]
+    short = [] if kind == "gpt_oss" else [f"model.layers.{i}.self_attn.o_proj" for i in (0, 1)]
+    assert said == [f"{name} keeps 16-bit rows instead of FP8 ones" for name in short]
+    call = recorded.readers[0 if kind == "gpt_oss" else 3]  # after qkv, o, and gate and up of the first layer
+    assert torch.equal(module(*call.inputs), call.outputs[0])
 
 
 def test_parts_of_one_tensor_keep_their_global_scales(tmp_path):
@@ -206,6 +277,10 @@ CT = {
     "quant_method": "compressed-tensors", "format": "nvfp4-pack-quantized", "ignore": ["lm_head"],
     "config_groups": {"group_0": {"targets": ["Linear"], "weights": {"num_bits": 4, "type": "float", "group_size": 16}}},
 }  # fmt: skip
+MXFP4 = CT | {
+    "format": "mxfp4-pack-quantized",
+    "config_groups": {"group_0": {"targets": ["Linear"], "weights": {"num_bits": 4, "type": "float", "group_size": 32}}},
+}  # fmt: skip
 MIXED = MODELOPT | {"quant_algo": "MIXED_PRECISION"}
 LAYER = "model.layers.0.mlp.down_proj"
 
@@ -229,15 +304,40 @@ LAYER = "model.layers.0.mlp.down_proj"
         (GPTQ | {"bits": 8}, False),
         (compressed_tensors(), True),
         (MODELOPT | {"quant_algo": "W4A8_AWQ"}, False),
+        (MODELOPT | {"quant_algo": "MXFP4"}, True),  # vLLM has no method for it
+        (MXFP4, None),
+        (MXFP4 | {"activations": "fp8"}, True),
     ],
 )  # fmt: skip
 def test_which_checkpoints_are_taken(config, expected):
-    assert (refusal(config) is None) is expected
+    """None: only if the user asks."""
+    assert (refusal(config) is None) is bool(expected)
     choice = CheckpointConfig.override_quantization_method
     assert choice(config, None) == ("nvfp4_cute" if expected else None)
     # vLLM's own methods keep their names.
     assert choice(config, "modelopt_fp4") is None
     assert choice(config, None, SimpleNamespace(model_type="gpt_oss")) is None
+    if expected is False:
+        with pytest.raises(UnsupportedProblem, match="--quantization nvfp4_cute: .*; leave the option out"):
+            choice(config, "nvfp4_cute")
+    else:
+        assert choice(config, "nvfp4_cute") == "nvfp4_cute"
+
+
+def test_gpt_oss_is_taken_where_asked(monkeypatch):
+    choice, model = (
+        CheckpointConfig.override_quantization_method,
+        SimpleNamespace(model_type="gpt_oss"),
+    )
+    renamed_by_vllm = {"quant_method": "gpt_oss_mxfp4"}
+    assert original(renamed_by_vllm) == {"quant_method": "mxfp4"}
+    assert original(MXFP4 | {"quant_method": "mxfp4"}) == MXFP4  # Kimi-K3
+    for config in ({"quant_method": "mxfp4"}, renamed_by_vllm):
+        assert choice(config, None, model) is None and choice(config, "nvfp4_cute", model) == "nvfp4_cute"
+        assert "tensors of gpt_oss" in refusal(config, "llama")
+        monkeypatch.setenv("NVFP4_CUTE_ACTIVATIONS", "fp8")
+        assert choice(config, None, model) == "nvfp4_cute"
+        monkeypatch.delenv("NVFP4_CUTE_ACTIVATIONS")
 
 
 def test_a_gpu_without_kernels_is_left_to_vllm(monkeypatch):
@@ -312,11 +412,9 @@ def test_fp8_layers_of_a_mixed_checkpoint_are_vllms(tmp_path):
 )
 def test_a_recipe_by_type_of_layer(tmp_path, kind, layout):
     """Experts and output layers are this package's, FP8 layers vLLM's, attention has 16 bits; tokens are transformers'."""
-    from tiny_models import EXPERTS, model_of
-
     from nvfp4_cute.cli import main
 
-    fields = {"vocab_size": 256, "tie_word_embeddings": False} | (EXPERTS if kind == "qwen3_moe" else {})
+    fields = OUTPUT | (EXPERTS if kind == "qwen3_moe" else {})
     model_of(kind, torch.bfloat16, **fields).save_pretrained(tmp_path / "in")
     command = ["quantize", str(tmp_path / "in"), "--out", str(tmp_path / "m"), "--layout", layout]
     assert main([*command, "--recipe", "nemotron"]) == 0
@@ -371,12 +469,133 @@ def test_a_hybrid_with_experts(tmp_path, monkeypatch):
     assert judged["missed"] <= hybrid.TOLERANCE and judged["equal"] >= 0.8 * judged["of"]
 
 
-def test_lora_is_refused_by_name(monkeypatch):
-    from nvfp4_cute.models.vllm import config
+def lora_adapter(folder, model, targets):
+    """Writes an adapter of the linear layers ``targets``, in the files of peft; returns what it adds to their weights."""
+    g, tensors, added = torch.Generator().manual_seed(0), {}, {}
+    for name, layer in model.named_modules():
+        if name.rpartition(".")[2] in targets:
+            down = torch.randn(8, layer.in_features, generator=g) / layer.in_features**0.5
+            up = torch.randn(layer.out_features, 8, generator=g) * 0.3
+            tensors[f"base_model.model.{name}.lora_A.weight"] = down
+            tensors[f"base_model.model.{name}.lora_B.weight"] = up
+            added[name] = 2 * up @ down
+    config = {"peft_type": "LORA", "r": 8, "lora_alpha": 16, "target_modules": targets, "bias": "none"}
+    write(folder, tensors, None).joinpath("model.safetensors").rename(folder / "adapter_model.safetensors")
+    (folder / "adapter_config.json").write_text(json.dumps(config))
+    return added
 
-    monkeypatch.setattr(config, "get_current_vllm_config", lambda: SimpleNamespace(lora_config=object()))
-    with pytest.raises(UnsupportedProblem, match=r"--enable-lora: .* pass --quantization"):
-        CheckpointConfig(MODELOPT).get_quant_method(torch.nn.Module(), LAYER)
+
+@pytest.mark.parametrize("source", [DENSE, MOE], ids=["dense", "experts"])
+def test_lora_of_linear_layers(tmp_path, source):
+    from vllm.lora.request import LoRARequest
+
+    targets = ["q_proj", "k_proj", "v_proj", "o_proj"] + (["down_proj"] if source == DENSE else [])
+    model, options = transformers_model(source), {"max_lora_rank": 8}
+    added = lora_adapter(tmp_path, model, targets)
+    if source == MOE:
+        options["lora_target_modules"] = targets
+    with vllm_tokens.engine(source, enable_lora=True, **options) as llm:
+        got = vllm_tokens.tokens(llm, lora_request=LoRARequest("adapter", 1, str(tmp_path)))
+        assert got != vllm_tokens.tokens(llm)
+    for name, more in added.items():
+        layer = model.get_submodule(name)
+        layer.register_forward_hook(lambda module, inputs, y, more=more: y + inputs[0] @ more.T)
+    check_tokens(source, got, 0.05, model)
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"lora_target_modules": ["q_proj", "experts"]}], ids=["all", "experts"]
+)
+def test_lora_of_experts_is_refused_by_name(options):
+    message = r"--enable-lora: experts of .* such as model.layers.0.mlp.experts, take no LoRA adapters"
+    with (
+        pytest.raises(UnsupportedProblem, match=message),
+        vllm_tokens.engine(MOE, enable_lora=True, **options),
+    ):
+        pass
+
+
+# ---- speculative decoding and MLA ------------------------------------------------------------------------------
+
+
+def speculated(folder, **config):
+    """Returns tokens without and with speculative decoding, the draft's model, and vLLM's counters."""
+    with vllm_tokens.engine(folder) as llm:
+        plain = vllm_tokens.tokens(llm)
+    with vllm_tokens.engine(folder, speculative_config=config, disable_log_stats=False) as llm:
+        got, counted = vllm_tokens.tokens(llm), {m.name: m for m in llm.get_metrics()}
+        model = getattr(vllm_tokens.runner_of(llm).drafter, "model", None)
+    count = lambda name: counted[f"vllm:spec_decode_num_{name}_tokens"].value
+    return plain, got, model, count("draft"), count("accepted")
+
+
+def test_a_draft_model():
+    """The draft is the same checkpoint, whose layers are this package's as well, so every draft is accepted."""
+    plain, got, model, drafted, accepted = speculated(
+        DENSE, method="draft_model", model=str(DENSE), num_speculative_tokens=2
+    )
+    assert got == plain and 0 < drafted == accepted
+    kinds = {type(m.quant_method).__name__ for m in model.modules() if hasattr(m, "quant_method")}
+    assert "LinearMethod" in kinds
+
+
+def with_mtp(folder):
+    """Writes a tiny GLM-4.5 with NVFP4 weights and a layer that predicts a second token, in 16 bits."""
+    fields = OUTPUT | {
+        "n_routed_experts": 4, "n_shared_experts": 1, "num_experts_per_tok": 2, "moe_intermediate_size": 64,
+        "first_k_dense_replace": 1, "n_group": 1, "topk_group": 1,
+    }  # fmt: skip
+    model = model_of("glm4_moe", torch.bfloat16, **fields)
+    model.save_pretrained(folder / "in")
+    quantize_checkpoint(folder / "in", folder / "out", format="nvfp4a16", layout="modelopt")
+    plain, files, layer = TensorFiles(folder / "in"), TensorFiles(folder / "out"), "model.layers.2."
+    tensors = {name: files[name] for name in files}
+    for name in plain:
+        if name.startswith("model.layers.1."):
+            tensors[name.replace("model.layers.1.", layer)] = plain[name]
+    hidden = model.config.hidden_size
+    for name in ("enorm", "hnorm", "shared_head.norm"):
+        tensors[f"{layer}{name}.weight"] = torch.ones(hidden, dtype=torch.bfloat16)
+    tensors[f"{layer}eh_proj.weight"] = torch.eye(hidden, 2 * hidden, dtype=torch.bfloat16)
+    tensors[f"{layer}shared_head.head.weight"] = plain["lm_head.weight"]
+    tensors[f"{layer}embed_tokens.weight"] = plain["model.embed_tokens.weight"]
+    config = config_of(folder / "out") | {"num_nextn_predict_layers": 1}
+    quantization = config.pop("quantization_config")
+    quantization["ignore"] = [*quantization["ignore"], f"{layer[:-1]}*"]
+    return write(folder / "m", tensors, quantization, **config)
+
+
+def test_mtp_layers_stay_in_16_bits(tmp_path):
+    plain, got, model, drafted, _ = speculated(with_mtp(tmp_path), method="mtp", num_speculative_tokens=1)
+    assert got == plain and drafted > 0
+    kinds = {type(m.quant_method).__name__ for m in model.modules() if hasattr(m, "quant_method")}
+    assert "UnquantizedLinearMethod" in kinds and not {"LinearMethod", "ExpertsMethod"} & kinds
+
+
+def test_mla_with_real_head_sizes(tmp_path):
+    """Tokens equal those of vLLM with dequantized weights.
+
+    vLLM's MLA on the CPU gives other tokens than transformers also for models without quantized layers.
+    """
+    fields = OUTPUT | {
+        "kv_lora_rank": 512, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "head_dim": 64, "v_head_dim": 128,
+        "q_lora_rank": 64, "num_key_value_heads": 2, "first_k_dense_replace": 2,
+    }  # fmt: skip
+    model_of("deepseek_v3", torch.bfloat16, **fields).save_pretrained(tmp_path / "in")
+    quantize_checkpoint(tmp_path / "in", tmp_path / "m", format="nvfp4a16", layout="modelopt")
+    checkpoint, config = Checkpoint(tmp_path / "m"), config_of(tmp_path / "m")
+    tensors = {name: checkpoint.files[name].float() for name in checkpoint.plain}
+    tensors |= {f"{name}.weight": checkpoint.linear(name).dequantize() for name in checkpoint.linears}
+    del config["quantization_config"]
+    with vllm_tokens.engine(write(tmp_path / "wide", tensors, None, **config)) as llm:
+        expected = vllm_tokens.tokens(llm)
+    with vllm_tokens.engine(tmp_path / "m") as llm:
+        assert vllm_tokens.tokens(llm) == expected
+        layers = dict(vllm_tokens.model_of(llm).named_modules())
+        assert type(layers["model.layers.0.self_attn.kv_b_proj"].quant_method).__name__ == "LinearMethod"
+
+
+NVFP4_SCHEME = Scheme("NVFP4", "nvfp4", "nvfp4")
 
 
 @pytest.mark.parametrize("key, variable, expected", [
@@ -387,10 +606,22 @@ def test_activations_of_w4a4_layers(monkeypatch, key, variable, expected):
     monkeypatch.delenv("NVFP4_CUTE_ACTIVATIONS", raising=False)
     if variable:
         monkeypatch.setenv("NVFP4_CUTE_ACTIVATIONS", variable)
-    assert CheckpointConfig(MODELOPT | key).activations == expected
-    with pytest.raises(ValueError, match="activations='8bit'; use one of auto, 4bit, 4over6, per_row, 16bit"):
-        monkeypatch.delenv("NVFP4_CUTE_ACTIVATIONS", raising=False)
-        CheckpointConfig(MODELOPT | {"activations": "8bit"}).activations  # noqa: B018
+    assert CheckpointConfig(MODELOPT | key).activations_of(NVFP4_SCHEME) == expected
+    monkeypatch.delenv("NVFP4_CUTE_ACTIVATIONS", raising=False)
+    for value, message in (
+        ("8bit", "activations='8bit'; use one of auto, 4bit, 4over6, per_row, 16bit"),
+        ("fp8", "goes with MXFP4 weights, and this checkpoint has none"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            CheckpointConfig(MODELOPT | {"activations": value}).activations_of(NVFP4_SCHEME)
+
+
+def test_activations_of_mxfp4_layers():
+    scheme = Scheme("mxfp4-pack-quantized", "mxfp4", "mxfp4")
+    assert CheckpointConfig(MXFP4).activations_of(scheme) == "16bit"
+    config = CheckpointConfig(MXFP4 | {"activations": "fp8"})
+    assert config.activations_of(scheme) == "fp8" and config.activations_of(scheme, True) == "16bit"
+    assert config.activations_of(NVFP4_SCHEME) == "by_rows"
 
 
 def test_weight_only_layers_can_be_asked_of_a_w4a4_checkpoint(monkeypatch):

@@ -33,18 +33,25 @@ def engine(folder, ranks=1, **options):
         llm.llm_engine.engine_core.shutdown()
 
 
-def tokens(llm):
-    """Returns the tokens that follow PROMPTS."""
+def tokens(llm, **options):
+    """Returns the tokens that follow PROMPTS. ``options``: of ``generate``."""
     from vllm import SamplingParams
 
     greedy = SamplingParams(temperature=0, max_tokens=TOKENS, detokenize=False, ignore_eos=True)
-    outputs = llm.generate([{"prompt_token_ids": list(p)} for p in PROMPTS], greedy, use_tqdm=False)
+    outputs = llm.generate(
+        [{"prompt_token_ids": list(p)} for p in PROMPTS], greedy, use_tqdm=False, **options
+    )
     return [list(output.outputs[0].token_ids) for output in outputs]
 
 
 def model_of(llm):
     """Returns the torch.nn.Module that an engine of one process runs."""
-    return llm.llm_engine.engine_core.engine_core.model_executor.driver_worker.worker.model_runner.model
+    return runner_of(llm).model
+
+
+def runner_of(llm):
+    """Returns the model runner of an engine of one process."""
+    return llm.llm_engine.engine_core.engine_core.model_executor.driver_worker.worker.model_runner
 
 
 if __name__ == "__main__":

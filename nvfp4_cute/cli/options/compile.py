@@ -55,8 +55,8 @@ def add_parser(verbs: Verbs) -> None:
         "--activations",
         choices=env.ACTIVATIONS.choices,
         default=env.activations() or "auto",
-        help="activations of a checkpoint's W4A4 layers, as in NVFP4_CUTE_ACTIVATIONS (default %(default)s); per_row compiles "
-        "kernels with a global scale per row",
+        help="activations of a checkpoint's W4A4 and MXFP4 layers, as in NVFP4_CUTE_ACTIVATIONS (default %(default)s); per_row "
+        "compiles kernels with a global scale per row",
     )
     parser.add_argument(
         "--batch-invariant",

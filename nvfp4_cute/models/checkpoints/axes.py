@@ -42,6 +42,10 @@ NVFP4_AXES = {
     SCALE: Axes(0, k_values=BLOCK_K["nvfp4"], dtype=torch.float8_e4m3fn),
 }
 _K_FIRST = {SCALE: Axes(1, k_values=BLOCK), ZERO: Axes(1, 8, BLOCK, torch.int32)}
+MXFP4_AXES = {
+    DATA: Axes(0, k_values=2, dtype=torch.uint8),
+    SCALE: Axes(0, k_values=BLOCK_K["mxfp4"], dtype=torch.uint8),
+}
 # Axes by tool; the table in ``checkpoints.int4`` has the sources.
 INT4_AXES = {
     "compressed-tensors": {
@@ -56,5 +60,7 @@ INT4_AXES = {
 
 
 def axes_of(scheme: Scheme, tool: str) -> Mapping[str, Axes]:
-    """Returns the axes of a layer's matrices by role, for NVFP4 or int4."""
-    return INT4_AXES[tool] if scheme.weights == INT4 else NVFP4_AXES
+    """Returns the axes of a layer's matrices by role, for NVFP4, MXFP4 or int4."""
+    if scheme.weights == INT4:
+        return INT4_AXES[tool]
+    return MXFP4_AXES if scheme.weights == "mxfp4" else NVFP4_AXES

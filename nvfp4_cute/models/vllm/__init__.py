@@ -1,4 +1,4 @@
-"""The plug-in with which vLLM serves NVFP4 checkpoints; vLLM finds it by the entry point ``vllm.general_plugins``.
+"""The plug-in with which vLLM serves 4-bit checkpoints; vLLM finds it by the entry point ``vllm.general_plugins``.
 
 With this package and vLLM installed, run ``vllm serve FOLDER-NVFP4``. ``--quantization modelopt_fp4`` and vLLM's other names
 keep their meaning, and ``VLLM_PLUGINS=`` loads no plug-in at all.
@@ -9,8 +9,7 @@ import logging
 from nvfp4_cute import env
 from nvfp4_cute.batch_invariance import set_batch_invariant
 from nvfp4_cute.models.vllm.requirements import faults
-
-NAME = "nvfp4_cute"
+from nvfp4_cute.models.vllm.taken import NAME
 
 
 def register() -> None:

@@ -5,13 +5,16 @@ from typing import Any
 from nvfp4_cute.activation import Activation, ActivationName
 from nvfp4_cute.errors import UnsupportedProblem
 
-# vLLM's name of an activation -> ours. gpt-oss's "swigluoai" alternates rows of gate and up; vLLM serves it itself.
+# vLLM's name of gpt-oss's activation, whose rows of gate and up alternate, and its limit, which vLLM's config lacks.
+INTERLEAVED, OAI_LIMIT = "swigluoai", 7.0
+# vLLM's name of an activation -> ours.
 ACTIVATIONS: dict[str, ActivationName] = {
     "silu": "silu",
     "gelu": "gelu",
     "gelu_tanh": "gelu_tanh",
     "relu2": "relu2",
     "situ": "situ",
+    INTERLEAVED: "swiglu_oai",
     "swigluoai_uninterleave": "swiglu_oai",
     "silu_no_mul": "silu",
     "gelu_no_mul": "gelu",
@@ -29,6 +32,8 @@ def activation_of(name: str, activation: str, moe: Any) -> Activation:
         moe: vLLM's config of the layer, or None. It may lack constants of the activation.
     """
     limit, alpha, beta = (getattr(moe, f"swiglu_{constant}", None) for constant in ("limit", "alpha", "beta"))
+    if activation == INTERLEAVED:
+        return Activation("swiglu_oai", OAI_LIMIT if limit is None else limit, alpha)
     own = ACTIVATIONS.get(activation)
     if own == "swiglu_oai" and beta != 1:  # with vLLM's defaults of alpha and beta, it is SwiGLU
         own = "silu" if (alpha or 1, beta or 0) == (1, 0) else None

@@ -17,41 +17,51 @@ from vllm.model_executor.models.utils import WeightsMapper
 from vllm.platforms import current_platform
 from vllm.transformers_utils.config import get_safetensors_params_metadata
 
-from nvfp4_cute import env
 from nvfp4_cute.errors import CheckpointError, UnsupportedProblem
+from nvfp4_cute.formats.block_format import MXFP4
 from nvfp4_cute.gpus.targets import arch_of_capability
-from nvfp4_cute.models.checkpoints.checkpoint import convention_of, unwrapped
+from nvfp4_cute.models.checkpoints.checkpoint import convention_of
 from nvfp4_cute.models.checkpoints.convention import DATA
 from nvfp4_cute.models.checkpoints.names import is_embedding, spellings
 from nvfp4_cute.models.checkpoints.stored import Scheme
 from nvfp4_cute.models.layers import ACTIVATION_CHOICES, LayerActivations
 from nvfp4_cute.models.vllm.experts import ExpertsMethod
 from nvfp4_cute.models.vllm.linear import LinearMethod
-from nvfp4_cute.models.vllm.taken import MIXED, is_ours, refusal
+from nvfp4_cute.models.vllm.taken import (
+    ACTIVATIONS,
+    FP8_ROWS,
+    MIXED,
+    NAME,
+    asked_activations,
+    asks,
+    is_ours,
+    original,
+    refusal,
+)
 from nvfp4_cute.planning.arch.simt import ARCHS
 
 # Keys of a config with names or patterns of modules.
 LISTS = ("ignore", "exclude_modules")
 # Key that users may add to a config; values are those of ``checkpoints.Checkpoint``.
 MISSING = "missing_input_scale"
-# Another such key: bits of the activations of W4A4 layers.
-ACTIVATIONS = "activations"
+# What vLLM puts before the names of a draft model's modules, which its checkpoint lacks.
+DRAFT = "draft_model."
 # Layers that vLLM merges into others. It multiplies ones by them to get their weights, and those ones would be quantized.
 ABSORBED = ("kv_b_proj",)
 
 
 class CheckpointConfig(QuantizationConfig):
-    """``quantization_config`` of a checkpoint with NVFP4 or int4 weights.
+    """``quantization_config`` of a checkpoint with NVFP4, int4 or MXFP4 weights.
 
     Args:
         quantization: the entry of config.json, or all of hf_quant_config.json.
     """
 
-    name = "nvfp4_cute"
+    name = NAME
 
     def __init__(self, quantization: Mapping[str, Any]):
         super().__init__()
-        self.quantization = unwrapped(quantization)
+        self.quantization = original(quantization)
         self.convention = convention_of(self.quantization)
         # Layers with packed tensors, in all spellings, if the config does not name the quantized layers.
         self.packed: set[str] | None = None
@@ -97,13 +107,20 @@ class CheckpointConfig(QuantizationConfig):
     ) -> str | None:
         """Returns this method's name for a checkpoint that it supports, unless the user names another method.
 
-        It supports checkpoints whose quantized layers are all NVFP4 or int4, on the CPU and where there is a kernel for the
-        GPU.
+        It supports the checkpoints of ``taken.refusal``, on the CPU and where there is a kernel for the GPU.
+
+        Raises:
+            UnsupportedProblem: the user names this method, which does not support the checkpoint.
         """
         if hf_quant_cfg is None or user_quant not in (None, cls.name):
             return None
-        is_taken = refusal(hf_quant_cfg, getattr(hf_config, "model_type", None)) is None
-        return cls.name if is_taken and _has_kernel() else None
+        is_asked = asks(hf_quant_cfg, user_quant)
+        reason = refusal(hf_quant_cfg, getattr(hf_config, "model_type", None), is_asked)
+        if reason is None and not _has_kernel():
+            reason = "this GPU has no kernel here"
+        if reason is not None and user_quant == cls.name:
+            raise UnsupportedProblem(f"--quantization {cls.name}: {reason}; leave the option out")
+        return cls.name if reason is None else None
 
     @staticmethod
     def get_checkpoint_weight_mapper() -> WeightsMapper:
@@ -145,12 +162,13 @@ class CheckpointConfig(QuantizationConfig):
 
         Raises:
             CheckpointError: vLLM merges layers of which only some are quantized.
-            UnsupportedProblem: LoRA is enabled.
+            UnsupportedProblem: LoRA adapters are enabled for experts.
         """
         if isinstance(layer, Attention | MLAAttention):
             return BaseKVCacheMethod(self)
-        check_no_lora()
+        prefix = prefix.removeprefix(DRAFT)
         if isinstance(layer, RoutedExperts):
+            check_no_lora(prefix)
             names = (layer.ckpt_gate_proj_name, layer.ckpt_up_proj_name, layer.ckpt_down_proj_name)
             scheme = self._scheme(prefix, [f"{prefix}.0.{name}" for name in names if name is not None])
             if scheme is None:
@@ -159,7 +177,7 @@ class CheckpointConfig(QuantizationConfig):
                 return self._of_vllm().get_quant_method(layer, prefix)
             options = {
                 "missing_input_scale": self.quantization.get(MISSING, "refuse"),
-                "activations": self.activations,
+                "activations": self.activations_of(scheme),
             }
             return ExpertsMethod(scheme, self.convention, layer.moe_config, **options)
         if not isinstance(layer, LinearBase | ParallelLMHead):
@@ -176,7 +194,10 @@ class CheckpointConfig(QuantizationConfig):
         if not is_ours(scheme):
             return self._of_vllm().get_quant_method(layer, prefix)
         return LinearMethod(
-            scheme, self.convention, keeps_16_bits=last in ABSORBED, activations=self.activations
+            scheme,
+            self.convention,
+            keeps_16_bits=last in ABSORBED,
+            activations=self.activations_of(scheme, last in ABSORBED),
         )
 
     def _of_vllm(self) -> QuantizationConfig:
@@ -191,19 +212,28 @@ class CheckpointConfig(QuantizationConfig):
         self._vllms.packed_modules_mapping = self.packed_modules_mapping
         return self._vllms
 
-    @property
-    def activations(self) -> LayerActivations:
-        """Activations of W4A4 layers, from the environment or config.json; by default by the rows of each call.
+    def activations_of(self, scheme: Scheme, keeps_16_bits: bool = False) -> LayerActivations:
+        """Returns the activations of a layer, from the environment or config.json.
+
+        By default W4A4 layers choose by the rows of each call, and rows of MXFP4 layers keep 16 bits.
 
         Raises:
-            ValueError: the choice is unknown.
+            ValueError: the choice is unknown, or it is FP8 rows, and no layer is MXFP4.
         """
-        chosen = env.activations() or self.quantization.get(ACTIVATIONS, "auto")
+        chosen = asked_activations(self.quantization)
         if chosen not in ACTIVATION_CHOICES:
             raise ValueError(
                 f"quantization_config has {ACTIVATIONS}={chosen!r}; use one of {', '.join(ACTIVATION_CHOICES)}"
             )
-        return ACTIVATION_CHOICES[chosen]
+        own = ACTIVATION_CHOICES[chosen]
+        if own == "fp8" and not any(one.weights == MXFP4.name for one in self.convention.schemes):
+            raise ValueError(
+                f"{ACTIVATIONS}={chosen!r} goes with MXFP4 weights, and this checkpoint has none; use one of "
+                f"{', '.join(one for one in ACTIVATION_CHOICES if one != FP8_ROWS)}"
+            )
+        if scheme.weights == MXFP4.name:
+            return "fp8" if own == "fp8" and not keeps_16_bits else "16bit"
+        return "by_rows" if own == "fp8" else own
 
     def _scheme(self, prefix: str, names: list[str]) -> Scheme | None:
         """Returns the one scheme of ``names``."""
@@ -224,12 +254,14 @@ def register_config(name: str) -> None:
     register_quantization_config(name)(CheckpointConfig)
 
 
-def check_no_lora() -> None:
-    """Raises UnsupportedProblem if vLLM is to add LoRA adapters, which were never tested with layers of the plug-in."""
-    if get_current_vllm_config().lora_config is not None:
+def check_no_lora(prefix: str) -> None:
+    """Raises UnsupportedProblem if vLLM is to add LoRA adapters to experts, whose kernels it does not know."""
+    lora = get_current_vllm_config().lora_config
+    targets = None if lora is None else getattr(lora, "target_modules", None)
+    if lora is not None and (targets is None or any("experts" in target for target in targets)):
         raise UnsupportedProblem(
-            "--enable-lora: layers of the nvfp4_cute plug-in take no LoRA adapters; pass --quantization with one of vLLM's own "
-            "methods, such as modelopt_fp4 or compressed-tensors, or set VLLM_PLUGINS= to load no plug-in"
+            f"--enable-lora: experts of the nvfp4_cute plug-in, such as {prefix}, take no LoRA adapters, and linear layers do; "
+            "pass --lora-target-modules with linear layers, such as q_proj, or --quantization with one of vLLM's own methods"
         )
 
 

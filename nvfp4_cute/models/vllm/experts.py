@@ -1,5 +1,6 @@
-"""vLLM experts with NVFP4 or int4 weights."""
+"""vLLM experts with NVFP4, MXFP4 or int4 weights."""
 
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -14,6 +15,7 @@ from nvfp4_cute.models.checkpoints.axes import axes_of
 from nvfp4_cute.models.checkpoints.checkpoint import MissingInputScale, stacked
 from nvfp4_cute.models.checkpoints.checks import check_data
 from nvfp4_cute.models.checkpoints.convention import (
+    BIAS,
     DATA,
     GLOBAL,
     INPUT,
@@ -27,7 +29,7 @@ from nvfp4_cute.models.checkpoints.convention import (
 )
 from nvfp4_cute.models.checkpoints.stored import INT4, Scheme, StoredExperts, StoredWeight
 from nvfp4_cute.models.layers import LayerActivations, experts_module
-from nvfp4_cute.models.vllm.activations import activation_of
+from nvfp4_cute.models.vllm.activations import INTERLEAVED, activation_of
 from nvfp4_cute.models.vllm.kernels import KERNELS
 from nvfp4_cute.models.vllm.parameters import (
     CUT,
@@ -35,12 +37,18 @@ from nvfp4_cute.models.vllm.parameters import (
     ExpertsLoader,
     Matrix,
     check_complete,
+    copy_leading,
     factors,
+    is_dummy,
     make_up_dummies,
     unknown_numbers,
 )
 from nvfp4_cute.nn.experts import SortedExperts
 from nvfp4_cute.nn.linear import K_STEP
+
+MXFP4_TOOL = "mxfp4"  # the reader of gpt-oss
+# Roles of its tensors, each with all experts, by the names that vLLM gives them.
+GPT_OSS = {DATA: "weight", SCALE: "weight_scale", BIAS: "bias"}
 
 
 class ExpertsMethod(FusedMoEMethodBase):
@@ -51,7 +59,7 @@ class ExpertsMethod(FusedMoEMethodBase):
         convention: convention of the checkpoint.
         moe: vLLM's config of the layer.
         missing_input_scale: see ``checkpoints.Checkpoint``.
-        activations: mode of W4A4 experts; see ``layers.experts_module``.
+        activations: mode of W4A4 or MXFP4 experts; see ``layers.experts_module``.
     """
 
     supports_eplb = True
@@ -77,7 +85,7 @@ class ExpertsMethod(FusedMoEMethodBase):
     def maybe_roundup_sizes(
         self, hidden_size: int, intermediate_size_per_partition: int, *arguments: Any, **options: Any
     ) -> tuple[int, int]:
-        """Rounds the width of NVFP4 experts up to the alignment of kernels' rows; vLLM pads with zeros."""
+        """Rounds the width of 4-bit float experts up to the alignment of kernels' rows; vLLM pads with zeros."""
         hidden, width = super().maybe_roundup_sizes(
             hidden_size, intermediate_size_per_partition, *arguments, **options
         )
@@ -113,10 +121,14 @@ class ExpertsMethod(FusedMoEMethodBase):
             for role in set(self.convention.suffixes.values()) & set(WITHOUT_PLACE):
                 check = partial(WITHOUT_PLACE[role], self._path(layer, name, role), all_k)
                 self._register(layer, name, role, torch.zeros(1), NUMBER, partial(_checked, check))
+            if layer.moe_config.has_bias:
+                empty = torch.full((num_experts, rows), torch.nan, dtype=params_dtype)
+                self._register(layer, name, BIAS, empty, CUT, copy_leading)
         layer.nvfp4_dtype = params_dtype
 
     def _key(self, name: str, role: str) -> str:
-        return f"{name}_{self.convention.name_of(role)}"
+        named = GPT_OSS if self.convention.tool == MXFP4_TOOL else {}
+        return f"{name}_{named.get(role) or self.convention.name_of(role)}"
 
     def _path(self, layer: Any, name: str, role: str) -> str:
         return f"{layer.layer_name}.{self._key(name, role)}"
@@ -133,12 +145,16 @@ class ExpertsMethod(FusedMoEMethodBase):
             CheckpointError: a tensor, which the message names, is missing, zero or not finite.
             UnsupportedTarget: CUDA graphs are requested, and the GPU has no kernel for these experts that can be captured.
         """
+        bias13, bias2 = (self._bias(layer, name) for name in ("w13", "w2"))
         sides = {name: self._side(layer, name) for name in ("w13", "w2")}
         (w13, factor13, input13), (w2, factor2, input2) = sides["w13"], sides["w2"]
+        if layer.activation.value == INTERLEAVED:
+            w13 = replace(w13, data=gate_first(w13.data), scale=gate_first(w13.scale))
+            bias13 = None if bias13 is None else gate_first(bias13)
         if input13 is not None:
             input13 = input13.amax(1)  # gate and up read the same rows
         stored = StoredExperts(
-            layer.layer_name, self.scheme, w13, factor13, w2, factor2, input13, input2, None, None,
+            layer.layer_name, self.scheme, w13, factor13, w2, factor2, input13, input2, bias13, bias2,
             has_gate=layer.moe_config.is_act_and_mul,
         )  # fmt: skip
         device, is_moving = w13.data.device, layer.moe_config.moe_parallel_config.enable_eplb
@@ -181,6 +197,8 @@ class ExpertsMethod(FusedMoEMethodBase):
         weight = StoredWeight(
             self.scheme.weights, data, scale, None, (*data.shape[:-1], NVFP4.elements(data.shape[-1]))
         )
+        if GLOBAL not in given:
+            return weight, None, None
         factor = factors(path[GLOBAL], given[GLOBAL], self.convention)
         if INPUT not in given:
             return weight, factor, None
@@ -188,6 +206,17 @@ class ExpertsMethod(FusedMoEMethodBase):
         if self.missing_input_scale == "fill":
             inputs = filled(inputs, self.convention.is_reciprocal)
         return weight, factor, factors(path[INPUT], inputs, self.convention)
+
+    def _bias(self, layer: Any, name: str) -> torch.Tensor | None:
+        """Returns a projection's biases, zero where files have none because rows pad a rank; deletes the parameter."""
+        bias = layer._parameters.pop(self._key(name, BIAS), None)
+        if bias is None:
+            return None
+        if bool(bias.isnan().all()) and not is_dummy():
+            raise CheckpointError(
+                f"{self._path(layer, name, BIAS)} is in no file of the checkpoint; a file is missing"
+            )
+        return bias.data.nan_to_num(0.0)
 
     def _int4(self, layer: Any, name: str, given: dict[str, torch.Tensor]) -> StoredWeight:
         assert self.convention.unpack is not None
@@ -213,6 +242,11 @@ class ExpertsMethod(FusedMoEMethodBase):
         if layer.apply_router_weight_on_input:
             x, topk_weights = x * topk_weights.to(x.dtype), torch.ones_like(topk_weights)
         return layer.nvfp4(x, ids, topk_weights)
+
+
+def gate_first(rows: torch.Tensor) -> torch.Tensor:
+    """Moves rows [E, 2 I, ...] that alternate between gate and up to [gate; up]."""
+    return torch.cat([rows[:, ::2], rows[:, 1::2]], 1)
 
 
 def filled(stored: torch.Tensor, is_reciprocal: bool) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""vLLM linear layers with NVFP4 or int4 weights."""
+"""vLLM linear layers with NVFP4, MXFP4 or int4 weights."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -43,6 +43,7 @@ from nvfp4_cute.models.vllm.parameters import (
     unknown_numbers,
     vector,
 )
+from nvfp4_cute.nn.linear import QuantizedLinear
 
 UNORDERED = -1  # marks the absence of an order of K
 # Roles of tensors with numbers along K, or with a few per part: initial value and dtype before a file is loaded.
@@ -62,7 +63,7 @@ class LinearMethod(LinearMethodBase):
         scheme: how the layer is quantized.
         convention: convention of the checkpoint.
         keeps_16_bits: whether activations stay in 16 bits, whatever the scheme says.
-        activations: mode of W4A4 layers; see ``layers.linear_module``.
+        activations: mode of W4A4 or MXFP4 layers; see ``layers.linear_module``.
     """
 
     def __init__(
@@ -138,8 +139,8 @@ class LinearMethod(LinearMethodBase):
             one_bias = None if bias is None else bias[start : start + rows]
             options: Any = {"dtype": dtype, "device": weight.data.device, "activations": self.activations}
             modules.append(linear_module(stored, one_bias, **options))
-            # Other code of vLLM checks that a weight exists.
-            layer.weight = weight.data if i == 0 else layer.weight
+        # Other code of vLLM checks that a weight exists. The stored one may differ from that of the module.
+        layer.weight = next(w for m in modules[0].modules() if (w := _weight_of(m)) is not None)
         layer.nvfp4, layer.nvfp4_has_bias = torch.nn.ModuleList(modules), bias is not None
         for module in modules:
             KERNELS.add_linear(module, k, dtype, layer.weight.device)
@@ -216,7 +217,7 @@ class LinearMethod(LinearMethodBase):
         data, scale = given[DATA], given[SCALE]
         check_data(self._path(layer, DATA), self.scheme, data, scale, self._path(layer, SCALE))
         shape = (len(data), NVFP4.elements(data.shape[1]))
-        return StoredWeight(self.scheme.weights, data, scale, own[GLOBAL], shape), None
+        return StoredWeight(self.scheme.weights, data, scale, own.get(GLOBAL), shape), None
 
     def _bias(self, layer: Any) -> torch.Tensor | None:
         """Returns the bias that vLLM passes with every call of a layer; in row-parallel layers only the first rank has it."""
@@ -225,6 +226,13 @@ class LinearMethod(LinearMethodBase):
             return None
         bias = getattr(layer, "bias", None)
         return None if bias is None else bias.data
+
+
+def _weight_of(module: torch.nn.Module) -> torch.Tensor | None:
+    """Returns the tensor of a module that multiplies, without dequantizing it."""
+    if isinstance(module, QuantizedLinear):
+        return module.packed_weight
+    return module.weight.data if isinstance(module, torch.nn.Linear) else None
 
 
 def _of_part(own: Tensors, role: str, part: int) -> torch.Tensor | None:

@@ -18,6 +18,7 @@ from nvfp4_cute.models.checkpoints.axes import BLOCK, Axes
 from nvfp4_cute.models.checkpoints.checks import check_factor
 from nvfp4_cute.models.checkpoints.convention import Convention
 
+UE8M0_ONE = 127
 DUMMY = "dummy"  # vLLM's load format that fills parameters with random numbers
 # How RoutedExperts.weight_loader treats a parameter: sliced among ranks, whole along the width of experts, or one number per
 # expert and projection.
@@ -141,11 +142,17 @@ class ExpertsLoader:
         param: Any,
         loaded_weight: torch.Tensor,
         weight_name: str,
-        shard_id: str,
-        expert_id: int,
+        shard_id: str | None,
+        expert_id: int | None,
         return_success: bool = False,
     ) -> bool | None:
-        """Loads one expert's projection; vLLM calls this."""
+        """Loads one expert's projection; vLLM calls this. Without an expert, loads all of them, cut to the rank (gpt-oss)."""
+        if shard_id is None:
+            self.matrix.fit(param, loaded_weight, not self.seen)
+            copy_leading(param, loaded_weight)
+            self.seen.add(weight_name)
+            self.has_all = True
+            return True if return_success else None
         if self.matrix.fit(param, loaded_weight, not self.seen):
             param.quant_method = WHOLE
         arguments = (weight_name, shard_id, expert_id)
@@ -157,6 +164,11 @@ class ExpertsLoader:
     def is_complete(self) -> bool:
         """Whether files had all experts of this rank."""
         return self.has_all or len(self.seen - {None}) >= self.parts
+
+
+def copy_leading(param: torch.nn.Parameter, loaded_weight: torch.Tensor, *rest: Any, **options: Any) -> None:
+    """Loads a tensor into the first rows and columns of ``param``, whose others pad the widths of ranks."""
+    param.data[tuple(slice(size) for size in loaded_weight.shape)] = loaded_weight
 
 
 class VectorLoader:
@@ -235,10 +247,12 @@ def is_dummy() -> bool:
 
 
 def make_up_dummies(*parameters: torch.Tensor | None) -> None:
-    """Makes positive scales of the random numbers that vLLM loads instead of files."""
+    """Makes positive scales of the random numbers that vLLM loads instead of files. Exponents (MXFP4) become those of 1."""
     if is_dummy():
         for parameter in parameters:
-            if parameter is not None:
+            if parameter is not None and parameter.dtype == torch.uint8:
+                parameter.data.fill_(UE8M0_ONE)
+            elif parameter is not None:
                 parameter.data.copy_(parameter.data.float().abs().clamp(min=2**-9))
 
 
