@@ -141,7 +141,8 @@ def checkpoint_lines(folder: str, target: str | None = None) -> Iterator[str]:
     chosen = targets.lookup(target or here)
     yield f"kernels on {chosen.name} ({chosen.arch}), by rows of activations or tokens:"
     activation = checkpoint.experts_config.activation if checkpoint.experts else SILU
-    activations = ACTIVATION_CHOICES[asked_activations(checkpoint.config.get("quantization_config") or {})]
+    asked = asked_activations(checkpoint.config.get("quantization_config") or {})
+    activations = ACTIVATION_CHOICES.get(asked, "by_rows")  # the plug-in refuses other words
     for kind in inspect(checkpoint).kinds:
         if kind.scheme is None:
             continue
