@@ -609,7 +609,7 @@ def test_activations_of_w4a4_layers(monkeypatch, key, variable, expected):
     assert CheckpointConfig(MODELOPT | key).activations_of(NVFP4_SCHEME) == expected
     monkeypatch.delenv("NVFP4_CUTE_ACTIVATIONS", raising=False)
     for value, message in (
-        ("8bit", "activations='8bit'; use one of auto, 4bit, 4over6, per_row, 16bit"),
+        ("8bit", "activations='8bit'; use one of auto, 4bit, 4over6, per_row, fp8, 16bit"),
         ("fp8", "goes with MXFP4 weights, and this checkpoint has none"),
     ):
         with pytest.raises(ValueError, match=message):
