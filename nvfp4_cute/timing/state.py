@@ -43,6 +43,9 @@ class Sm:
         self.maps: dict[int, float] = {}  # tensor map -> time of its arrival
         self.schedulers = [0.0] * SCHEDULERS
         self.alus = [0.0] * SCHEDULERS
+        self.blocks: list[list[float]] = [
+            [] for _ in range(SCHEDULERS)
+        ]  # ends of the blocks that warps execute
         self.matrix = [0.0] * SCHEDULERS
         self.pipe = self.last_copy = self.copy_pipe = self.last_start = 0.0
         self.tensor_loads = [0.0] * SCHEDULERS

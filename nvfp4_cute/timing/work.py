@@ -29,8 +29,27 @@ def _compute(
         path += fresh * sim.constants.fetch
     issued = sm.schedulers[index] = worked(sim, sm, index, max(sm.schedulers[index], time), slots)
     done = sm.alus[index] = worked(sim, sm, index, max(sm.alus[index], time), alu)
+    if not sim.constants.follows_stalls:
+        issued, done = in_turns(sm, index, time, (issued, done), (slots, alu))
     sm.port = max(sm.port, time) + port
     return sim.wait(warp, time, max(time + path, issued, done, sm.port if port else 0.0), "compute")
+
+
+def in_turns(
+    sm: Sm, index: int, time: float, ends: tuple[float, float], cycles: tuple[float, float]
+) -> tuple[float, float]:
+    """Returns the ends of a block if the scheduler takes turns among warps: few instructions do not wait for another's many.
+
+    Args:
+        ends: ends after everything that was issued earlier, on the scheduler and on the ALU.
+        cycles: cycles of the block on both.
+    """
+    others = [end for end in sm.blocks[index] if end > time]
+    if others:
+        sharing = 1 + len(others)
+        ends = min(ends[0], time + sharing * cycles[0]), min(ends[1], time + sharing * cycles[1])
+    sm.blocks[index] = [*others, max(ends)]
+    return ends
 
 
 def _conflicts(sim: Simulation, warp: Warp, time: float, cycles: int) -> float:

@@ -29,7 +29,7 @@ from nvfp4_cute.timing.clock import time_ptx
 from nvfp4_cute.timing.memory import Memory
 from nvfp4_cute.timing.replay import Replay, replay
 from nvfp4_cute.timing.state import Groups
-from nvfp4_cute.timing.work import worked
+from nvfp4_cute.timing.work import in_turns, worked
 
 B200 = constants_of(lookup("B200"))
 H200 = constants_of(lookup("H200"))
@@ -387,6 +387,15 @@ def test_computing_beside_wgmma_takes_longer_by_its_share():
     assert worked(simulation, sm, 0, 0.0, 512 * left) == pytest.approx(512)
     assert worked(simulation, sm, 0, 0.0, 600) == pytest.approx(512 + 600 - 512 * left)
     assert worked(simulation, sm, 0, 512.0, 600) == 512 + 600
+
+
+def test_few_instructions_do_not_wait_for_another_warps_many():
+    """A scheduler takes turns; two equal blocks take twice as long, as one after the other."""
+    sm = Replay(B200, [LaunchTrace("k", 1, [])]).sms[0]
+    assert in_turns(sm, 0, 0.0, (900.0, 450.0), (900, 450)) == (900, 450)
+    assert in_turns(sm, 0, 100.0, (930.0, 465.0), (30, 15)) == (160, 130)
+    assert in_turns(sm, 0, 200.0, (1830.0, 915.0), (900, 450)) == (1830, 915)
+    assert in_turns(sm, 1, 100.0, (130.0, 115.0), (30, 15)) == (130, 115), "another scheduler"
 
 
 def test_what_mma_sync_takes_is_what_the_probe_says():
