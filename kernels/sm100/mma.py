@@ -76,7 +76,8 @@ def run_mma(args: MmaArgs, first_tile: Int32, stride: Int32):
     A scale atom holds four scales of a row, which 1, 2 or 4 MMAs read, depending on their kind and the formats' block length.
     In a dual GEMM one operand is multiplied by two of the other side, into two neighbouring accumulators. Scales have a single
     buffer in tensor memory: tcgen05.cp and tcgen05.mma of one thread execute in order (PTX ISA 9.7.16.6.2), so the next K
-    tile's copy cannot overtake the MMAs that still read the previous scales.
+    tile's copy, or that of an atom that takes turns with another one, cannot overtake the MMAs that still read the previous
+    scales.
     """
     ab, acc, config, groups = args.ab, args.acc, args.config, args.groups
     tmem, smem, num_cta = args.tmem, args.smem, config.num_mma_cta
@@ -89,7 +90,7 @@ def run_mma(args: MmaArgs, first_tile: Int32, stride: Int32):
     desc_sf_m = [smem_descriptor(SCALE_DESCRIPTOR, address) for address in args.buffers.sf_m]
     desc_sf_n = [smem_descriptor(SCALE_DESCRIPTOR, address) for address in args.buffers.sf_n]
     # First columns of every operand's scales.
-    sfa_cols, sfb_cols = SF_ATOM_COLS * num_atom, SF_ATOM_COLS * num_atom * blocks_n
+    sfa_cols, sfb_cols = SF_ATOM_COLS * tmem.sf_atoms, SF_ATOM_COLS * tmem.sf_atoms * blocks_n
     sfa = [args.tmem_base + tmem.sfa_col + i * sfa_cols for i in range(smem.num_m)]
     sfb = [args.tmem_base + tmem.sfb_col + i * sfb_cols for i in range(smem.num_n)]
     shared, own = sharing_mask(config), accumulator_mask(config, args.leader_rank)
@@ -117,8 +118,8 @@ def run_mma(args: MmaArgs, first_tile: Int32, stride: Int32):
             keep_before(following)
             with cute.arch.elect_one():
                 for atom in cutlass.range_constexpr(num_atom):
-                    sfa_atom = atom * SF_ATOM_COLS
-                    sfb_atom = atom * SF_ATOM_COLS * blocks_n
+                    sfa_atom = atom % tmem.sf_atoms * SF_ATOM_COLS
+                    sfb_atom = sfa_atom * blocks_n
                     for i in cutlass.range_constexpr(smem.num_m):
                         source = atom * SF_BLOCK_BYTES // DESCRIPTOR_UNIT_BYTES
                         copy_scale_block(sfa[i] + sfa_atom, at_sf_m[i] + source, num_cta)

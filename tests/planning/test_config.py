@@ -72,6 +72,17 @@ def test_two_accumulators_always_fit(tile_n, pair):
     assert tmem.sfa_col == tmem.acc_stride + tmem.acc_cols <= tmem.sfb_col < tmem.used_cols <= sm100.TMEM_COLS
 
 
+@pytest.mark.parametrize("pair", [False, True])
+@pytest.mark.parametrize("swap", [False, True])
+def test_accumulators_of_a_dual_gemm_share_one_slice(pair, swap):
+    """The MMA waits only for the first slice that the epilogue reads; scales of a K tile take turns in the columns."""
+    config = KernelConfig(cta_tile_shape_mnk=(128, 128, 256), use_2cta_instrs=pair, swap_ab=swap)
+    tmem = sm100.tmem_map(config, num_b=2)
+    assert (tmem.overlap_cols, tmem.acc_stride % 32, tmem.sf_atoms) == (32, 0, 2)
+    assert tmem.sfa_col == tmem.acc_stride + tmem.acc_cols <= tmem.sfb_col < tmem.used_cols <= sm100.TMEM_COLS
+    assert sm100.tmem_map(config).sf_atoms == 4
+
+
 @pytest.mark.parametrize(("tile_n", "blocks"), [(64, 1), (128, 1), (192, 2), (256, 2)])
 def test_scale_blocks_that_a_tile_touches(tile_n, blocks):
     """A tile starts anywhere on its own grid, and scale blocks start at multiples of 128."""

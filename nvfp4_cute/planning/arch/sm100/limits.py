@@ -151,8 +151,9 @@ class TmemMap:
         acc_cols: columns of one accumulator; in a dual GEMM, both products next to each other.
         acc_stride: columns from one accumulator to the next; less than ``acc_cols`` if two share columns.
         num_acc_stage: accumulators.
-        sfa_col, sfb_col: first columns of the scales of one K tile.
+        sfa_col, sfb_col: first columns of the scales.
         used_cols: columns in use.
+        sf_atoms: scale atoms of each operand that the columns hold at a time; a K tile's atoms take turns.
     """
 
     acc_cols: int
@@ -161,6 +162,7 @@ class TmemMap:
     sfa_col: int
     sfb_col: int
     used_cols: int
+    sf_atoms: int = 0
 
     @property
     def overlap_cols(self) -> int:
@@ -317,9 +319,11 @@ def prefetch_k_tiles(config: KernelConfig, smem: SmemPlan) -> int:
 
 
 def tmem_map(config: KernelConfig, num_b: int = 1, formats: Formats = NVFP4_PAIR) -> TmemMap:
-    """Returns the tensor memory of ``config``: accumulators, then the scales of one K tile of A and of B.
+    """Returns the tensor memory of ``config``: accumulators, then scales of A and of B.
 
-    Two accumulators that do not fit next to each other share columns: the second ends where the scales begin.
+    Two accumulators that do not fit next to each other share columns: the second ends where the scales begin. The MMA waits until
+    the epilogue has read these columns, in a dual GEMM one slice of both products at a time. There the columns hold half of a K
+    tile's scales at a time, which leaves a single slice of shared columns.
 
     Args:
         formats: formats of ``a`` and ``b``.
@@ -327,16 +331,28 @@ def tmem_map(config: KernelConfig, num_b: int = 1, formats: Formats = NVFP4_PAIR
     _, n, k = config.cta_tile_shape_mnk
     num_m, num_n = operands_on_sides(config, num_b)
     (_, m_atoms), (_, n_atoms) = (format.scale_atoms(1, k) for format in formats_on_sides(config, formats))
+    acc_cols = stride = num_b * n
+    is_full = config.num_acc_stage == 2 and 2 * acc_cols == TMEM_COLS
+    takes_turns = is_full and num_b == 2 and m_atoms == n_atoms == 4 and not config.use_k96_instrs
     if config.use_k96_instrs:
         m_atoms = n_atoms = K96_ATOMS
+    elif takes_turns:
+        m_atoms = n_atoms = 2
     sfa_cols, sfb_cols = num_m * SF_ATOM_COLS * m_atoms, num_n * sf_blocks_n(n) * SF_ATOM_COLS * n_atoms
-    acc_cols = stride = num_b * n
     free_cols = TMEM_COLS - sfa_cols - sfb_cols
     if config.num_acc_stage == 2 and 2 * acc_cols > free_cols:
         stride = max(free_cols - acc_cols, 0)
+        if takes_turns:
+            stride -= stride % EPI_TILE_N
     sfa_col = stride * (config.num_acc_stage - 1) + acc_cols
     return TmemMap(
-        acc_cols, stride, config.num_acc_stage, sfa_col, sfa_col + sfa_cols, sfa_col + sfa_cols + sfb_cols
+        acc_cols,
+        stride,
+        config.num_acc_stage,
+        sfa_col,
+        sfa_col + sfa_cols,
+        sfa_col + sfa_cols + sfb_cols,
+        m_atoms,
     )
 
 
