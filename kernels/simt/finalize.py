@@ -5,7 +5,7 @@ with v = h or h + bias of the choice's expert; at the end acc + shared[t]; then 
 are skipped. If rows are routed, choice c has row c, and choices of no local expert are skipped. If other ranks store rows
 and one of them is late, all results are NaN.
 
-Work: a warp takes 256 columns of a token, a lane eight. The rows of ``AHEAD`` choices are loaded at once.
+Work: a warp takes 256 columns of a token, a lane eight. The rows of up to eight choices are loaded at once.
 """
 
 from dataclasses import dataclass
@@ -26,7 +26,6 @@ from .quantize import unpack
 
 LANE_WORDS = 4
 LANE_COLUMNS = 2 * LANE_WORDS
-AHEAD = 8
 # The result may overwrite the shared row; other ranks may be storing rows.
 MAY_CHANGE = "ld.global"
 NAN = float("nan")
@@ -62,11 +61,19 @@ class FinalizeKernel:
         has_bias: whether each expert has a row that is added to its rows.
         waits: whether other ranks are storing rows of h, so that the kernel waits for them first.
         is_routed: whether choice c has row c, instead of one from ``rows``.
+        ahead: number of choices whose rows are loaded at once, a divisor of 32. Choices beyond the last one also take time.
         name: name of the kernel in profilers and in the emulator's reports.
     """
 
     def __init__(
-        self, is_bf16: bool, has_shared: bool, has_bias: bool, waits: bool, is_routed: bool, name: str
+        self,
+        is_bf16: bool,
+        has_shared: bool,
+        has_bias: bool,
+        waits: bool,
+        is_routed: bool,
+        ahead: int,
+        name: str,
     ):
         self.is_bf16 = is_bf16
         self.is_routed = is_routed
@@ -74,6 +81,7 @@ class FinalizeKernel:
         self.load_row = MAY_CHANGE if waits else READ_ONCE
         self.has_shared = has_shared
         self.has_bias = has_bias
+        self.ahead = ahead
         self.name = name
 
     @cute.jit
@@ -116,10 +124,10 @@ class FinalizeKernel:
             row, weight, expert = self.choice(operands, token, lane, experts)
             acc = cute.make_rmem_tensor(LANE_COLUMNS, Float32)
             acc.fill(start)
-            for first in cutlass.range(0, operands.top_k, AHEAD, unroll=1):
+            for first in cutlass.range(0, operands.top_k, self.ahead, unroll=1):
                 # Without branches, so that the rows of all choices are loaded at once.
                 choices = []
-                for i in cutlass.range_constexpr(AHEAD):
+                for i in cutlass.range_constexpr(self.ahead):
                     at = (first + i) % WARP_SIZE
                     source = cute.arch.shuffle_sync(row, at)
                     factor = cute.arch.shuffle_sync(weight, at)
@@ -132,7 +140,7 @@ class FinalizeKernel:
                         address = operands.bias + (Int64(bias_row) * operands.n + column) * 2
                         biases = load_words(address, LANE_WORDS, KEEP, is_read)
                     choices.append((is_chosen, factor, words, biases))
-                for i in cutlass.range_constexpr(AHEAD):
+                for i in cutlass.range_constexpr(self.ahead):
                     is_chosen, factor, words, biases = choices[i]
                     for w in cutlass.range_constexpr(LANE_WORDS):
                         values = unpack(words[w], self.is_bf16)

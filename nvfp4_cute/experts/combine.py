@@ -16,6 +16,7 @@ from nvfp4_cute.launch.table_task import TableTask
 from nvfp4_cute.launch_table import Finalize, PeerHeader
 from nvfp4_cute.operands import rules as checks
 from nvfp4_cute.operands.overlap import check_overlap
+from nvfp4_cute.planning.arch.simt import FINALIZE_AHEAD
 
 # Columns that a lane stores at once.
 COLUMN_STEP = 8
@@ -182,7 +183,9 @@ class FinalizeTask(TableTask):
             self.wait is not None,
             self.experts is not None,
         )
-        return FinalizeKey(gpu.arch, self.h.dtype, *options)
+        top_k = self.weights.shape[1]
+        ahead = min(FINALIZE_AHEAD, 1 << max(top_k - 1, 0).bit_length())
+        return FinalizeKey(gpu.arch, self.h.dtype, *options, ahead)
 
     def numbers(self, gpu: Gpu) -> dict[IntEnum, int]:
         """Returns the extents for the launch table of ``finalize``."""

@@ -106,7 +106,7 @@ class Gather1xKKey(SimtKey):
 
 @dataclass(frozen=True)
 class FinalizeKey(SimtKey):
-    """Finalize: dtype of the rows, optional addends, whether it waits for other ranks, and whether rows are routed."""
+    """Finalize: dtype of the rows, optional addends, whether it waits for other ranks or rows are routed, and rows at once."""
 
     KERNEL = "finalize.FinalizeKernel"
     dtype: torch.dtype
@@ -114,10 +114,12 @@ class FinalizeKey(SimtKey):
     has_bias: bool
     waits: bool
     is_routed: bool = False
+    ahead: int = simt.FINALIZE_AHEAD
 
     def _name(self) -> str:
         options = "_shared" * self.has_shared + "_bias" * self.has_bias + "_waits" * self.waits
         options += "_routed" * self.is_routed
+        options += f"_{self.ahead}" * (self.ahead != simt.FINALIZE_AHEAD)
         return f"moe_finalize_{self.arch}_{dtype_name(self.dtype)}{options}"
 
 

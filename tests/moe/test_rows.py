@@ -126,7 +126,7 @@ def check_sum(h, rows, weights, arch="sm_90a", mode="eager", **options):
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("arch", ARCHS)
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("tokens, top_k, n", [(1, 1, 8), (5, 8, 264), (3, 11, 600), (2, 16, 48)])
+@pytest.mark.parametrize("tokens, top_k, n", [(1, 1, 8), (5, 8, 264), (3, 11, 600), (2, 16, 48), (4, 3, 264)])
 def test_finalize(tokens, top_k, n, dtype, arch):
     ids = some_ids(tokens, top_k, 7, n)
     order = permute(ids, 7)
@@ -139,6 +139,17 @@ def test_finalize(tokens, top_k, n, dtype, arch):
     check_sum(h, order.rows, weights, arch, shared=shared)
     check_sum(h, order.rows, weights, arch, shared=shared, bias=bias, ids=ids)
     check_sum(h, order.rows, weights, arch, bias=bias, ids=ids.long() + 5, first_expert=5)
+
+
+def test_finalize_takes_no_time_for_choices_that_tokens_do_not_have():
+    """A step adds the rows of all choices of a token: of 1, 2, 4 or 8."""
+    issued = {}
+    for top_k in (1, 2, 4, 8):
+        h, rows = torch.ones(2 * top_k, 256).bfloat16(), torch.arange(2 * top_k, dtype=torch.int32)
+        with observe() as observer:
+            finalize(h, rows.view(2, top_k), torch.ones(2, top_k), backend="emulator")
+        issued[top_k] = observer.stats[0].instructions
+    assert issued[1] < issued[2] < issued[4] < issued[8] and issued[2] < issued[8] / 2
 
 
 @pytest.mark.parametrize("mode", ["lazy", "random:3"])

@@ -275,6 +275,8 @@ PERMUTE_SLOTS_PER_CTA = 8192
 # (Token, k) pairs whose order every warp computes by itself.
 FEW_SLOTS = 64
 ROW_WARPS = 4
+# Most choices of a token whose rows are loaded at once for their sum.
+FINALIZE_AHEAD = 8
 # CTAs of a launch that stores into other ranks' memory; each signals every rank. With this number of warps, enough of x
 # is on its way from memory to fill a link of 450 GB/s with NVFP4 rows, which have a quarter of its bytes. An H100 runs
 # all of them at once.
