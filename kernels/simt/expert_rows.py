@@ -194,13 +194,35 @@ class QuantizedRows:
         Args:
             lanes: lanes that share a block of the format.
         """
+        self.store_at(*self.addresses(row, place, 4 * len(words), lanes), block, words, scales, lanes)
+
+    def addresses(
+        self, row: Int32, place: Int32, nbytes: cutlass.Constexpr, lanes: cutlass.Constexpr = 1
+    ) -> tuple:
+        """Returns the addresses of a row's data and of its first word of scales. ``nbytes``: bytes of 16 values."""
+        atoms_k = cute.ceil_div(self.k_blocks, ATOM_COLS * lanes)
+        scale = self.scale + Int64(place // ATOM_ROWS) * atoms_k * ATOM_BYTES
+        return (
+            self.data + Int64(row) * self.k_blocks * nbytes,
+            scale + place % 32 * 16 + place % ATOM_ROWS // 32 * 4,
+        )
+
+    @cute.jit
+    def store_at(
+        self,
+        data: Int64,
+        scale: Int64,
+        block: Int32,
+        words: list,
+        scales: Uint32,
+        lanes: cutlass.Constexpr = 1,
+    ):
+        """Stores like ``store``, into a row whose addresses are known."""
         if block < self.k_blocks:
-            store_words(self.data + (Int64(row) * self.k_blocks + block) * (4 * len(words)), words)
+            store_words(data + block * (4 * len(words)), words)
         atom_parts = ATOM_COLS * lanes
-        atoms_k = cute.ceil_div(self.k_blocks, atom_parts)
         if block % atom_parts == 0 and block < self.k_blocks:
-            atom = Int64(place // ATOM_ROWS) * atoms_k + block // atom_parts
-            store_word(self.scale + atom * ATOM_BYTES + place % 32 * 16 + place % ATOM_ROWS // 32 * 4, scales)
+            store_word(scale + block // atom_parts * ATOM_BYTES, scales)
 
 
 @dataclass(frozen=True)

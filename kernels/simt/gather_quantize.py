@@ -148,10 +148,25 @@ class GatherQuantizeKernel:
                         results.store(row, place, block, encoded, scales, self.lanes)
             else:
                 encoded, scales = self.quantize(words, factor)
-                for k in cutlass.range(ids.top_k, unroll=1):
-                    row, place = (cute.arch.shuffle_sync(x, k) for x in (choices.row, choices.place))
-                    if row >= 0:
-                        results.store(row, place, block, encoded, scales, self.lanes)
+                self.store_all(results, choices, ids.top_k, block, encoded, scales)
+
+    @cute.jit
+    def store_all(
+        self,
+        results: QuantizedRows,
+        choices: Choices,
+        top_k: Int32,
+        block: Int32,
+        encoded: list,
+        scales: Uint32,
+    ):
+        """Stores a block of every row of a token. Each lane computes the addresses of one choice for all others."""
+        addresses = results.addresses(choices.row, choices.place, 4 * len(encoded), self.lanes)
+        for k in cutlass.range(top_k, unroll=1):
+            row = cute.arch.shuffle_sync(choices.row, k)
+            data, scale = (cute.arch.shuffle_sync(x, k) for x in addresses)
+            if row >= 0:
+                results.store_at(data, scale, block, encoded, scales, self.lanes)
 
     @cute.kernel
     def kernel_of_rows(self, operands: GatherOperands, ids: Ids, results: QuantizedRows):
@@ -178,10 +193,7 @@ class GatherQuantizeKernel:
         for first in cutlass.range(warp * WARP_SIZE, k_blocks, ROW_THREADS, unroll=1):
             words = read_block(operands.x, operands.x_pitch, token, first + lane, k_blocks)
             encoded, scales = self.quantize(words, factor)
-            for k in cutlass.range(ids.top_k, unroll=1):
-                row, place = (cute.arch.shuffle_sync(x, k) for x in (choices.row, choices.place))
-                if row >= 0:
-                    results.store(row, place, first + lane, encoded, scales, self.lanes)
+            self.store_all(results, choices, ids.top_k, first + lane, encoded, scales)
 
     @cute.jit
     def quantize(self, words: cute.Tensor, factor: Float32):
