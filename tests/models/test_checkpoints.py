@@ -10,14 +10,16 @@ import pytest
 import torch
 from checkpoint_files import MODELOPT, experts, nvfp4, write
 
-from nvfp4_cute.errors import CheckpointError
+from nvfp4_cute.errors import CheckpointError, UnsupportedProblem, UnsupportedTarget
+from nvfp4_cute.formats.block_format import MXFP4, MXFP4_FP8
 from nvfp4_cute.formats.block_scaled import NVFP4Tensor, dequantize
 from nvfp4_cute.formats.codecs import decode_e2m1, decode_e4m3, decode_ue8m0, unpack_e2m1
 from nvfp4_cute.models.checkpoints import Checkpoint, StoredWeight
 from nvfp4_cute.models.checkpoints.checkpoint import quantization_of
 from nvfp4_cute.models.checkpoints.names import spellings
-from nvfp4_cute.models.checkpoints.stored import as_nvfp4
+from nvfp4_cute.models.checkpoints.stored import Scheme, StoredExperts, StoredLinear, as_nvfp4
 from nvfp4_cute.models.checkpoints.tensors import TensorFiles, TensorWriter
+from nvfp4_cute.models.layers import experts_module, linear_module
 
 DATA = Path(__file__).parents[1] / "data" / "checkpoints"
 L = "model.layers.0.mlp"
@@ -507,6 +509,45 @@ def test_mxfp4_as_nvfp4(span):
         assert converted is None
     else:
         assert isinstance(converted, NVFP4Tensor) and torch.equal(dequantize(converted), weight.dequantize())
+
+
+def stored_mxfp4(*shape):
+    g = torch.Generator().manual_seed(0)
+    data = torch.randint(0, 256, (*shape[:-1], shape[-1] // 2), dtype=torch.uint8, generator=g)
+    return StoredWeight(
+        "mxfp4", data, torch.full((*shape[:-1], shape[-1] // 32), 120, dtype=torch.uint8), None, shape
+    )
+
+
+@pytest.mark.parametrize("rows, mode", [(None, "16bit"), ("mxfp4", "mxfp4")])
+def test_mxfp4_that_nvfp4_cannot_represent_stays_mxfp4(rows, mode):
+    weight, options = stored_mxfp4(64, 128), {"dtype": torch.bfloat16, "device": "cpu"}
+    weight.scale[0] = 90
+    layer = linear_module(StoredLinear("a", Scheme("MXFP4", "mxfp4", rows), weight, None), None, **options)
+    assert (layer.format, layer.mode) == (MXFP4, mode)
+    assert torch.equal(layer.weight, weight.dequantize(torch.bfloat16))
+
+
+def test_fp8_rows_go_with_mxfp4_on_hopper():
+    """Other weights and other GPUs raise by name. Weights that do not convert exactly keep 16-bit rows, with a warning."""
+    options = {"dtype": torch.bfloat16, "device": "cpu", "activations": "fp8"}
+    weight, scheme = stored_mxfp4(64, 128), Scheme("MXFP4", "mxfp4", None)
+    layer = StoredLinear("a", scheme, weight, None)
+    assert linear_module(layer, None, **options).format == MXFP4_FP8
+    with pytest.raises(
+        UnsupportedTarget, match="'fp8' for a: .* have a kernel on sm_90a, and not on this GPU"
+    ):
+        linear_module(layer, None, **options, backend="emulator:sm_100a")
+    stored = StoredExperts(
+        "e", scheme, stored_mxfp4(2, 256, 128), None, stored_mxfp4(2, 128, 128), *5 * [None], True
+    )
+    assert experts_module(stored, "silu", **options).experts.formats == (MXFP4_FP8, MXFP4_FP8)
+    weight.scale[0, 0] = 90
+    with pytest.warns(UserWarning, match="a keeps 16-bit rows instead of FP8 ones: MXFP4 weights: row 0"):
+        assert linear_module(layer, None, **options).mode == "16bit"
+    other = StoredWeight("nvfp4", *3 * [torch.zeros(1)], (64, 128))
+    with pytest.raises(UnsupportedProblem, match="'fp8' for b, whose weights are nvfp4"):
+        linear_module(StoredLinear("b", scheme, other, None), None, **options)
 
 
 def test_peak_memory_is_that_of_a_layer(tmp_path):
