@@ -204,7 +204,7 @@ def weight_only(model: Model, weights: Weights, batch: Batch) -> Calls:
         rows, order = gather(x, ids, experts)
         return down(gate_up(rows.data, order), order)
 
-    rows, order = gather(x, ids, experts)
+    (rows, *_), order = gather(x, ids, experts)
     hidden = gate_up(rows, order)
     return {
         "gate_up, 16 bits": lambda: gate_up(rows, order),
