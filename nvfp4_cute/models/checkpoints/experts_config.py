@@ -62,7 +62,7 @@ class RouterConfig:
     def of(cls, text: Mapping[str, Any]) -> "RouterConfig | None":
         """Reads the config of a text model; returns None for a choice that ``route`` does not make."""
         model = text.get("model_type")
-        scoring = "sigmoid" if model in SIGMOID_MODELS else _first(text, SCORING_KEYS, "softmax")
+        scoring: Any = "sigmoid" if model in SIGMOID_MODELS else _first(text, SCORING_KEYS, "softmax")
         groups = _first(text, GROUP_KEYS, 1)
         # DeepSeek-V2 compares groups by their best expert, not by their two best ones.
         if scoring not in get_args(Scoring) or (
