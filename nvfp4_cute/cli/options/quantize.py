@@ -10,6 +10,7 @@ examples:
   nvfp4-cute quantize MODEL --out DIR --calibrate text.txt          NVFP4 weights and activations, calibrated on a text
   nvfp4-cute quantize MODEL --out DIR --format nvfp4a16 --method search    weights only, with the scale of least error per block
   nvfp4-cute quantize MODEL --out DIR --calibrate text.txt --method gptq    later weights compensate the errors of earlier ones
+  nvfp4-cute quantize MODEL --out DIR --generate 64 --method gptq --device cuda    on texts that the model writes itself
   nvfp4-cute quantize MODEL --out DIR --calibrate text.txt --method gptq --distill 8    then trains scales and norms
   nvfp4-cute quantize MODEL --out DIR --format mxfp4 --rotate 128    of rotated weights, which have no outlying channels
   nvfp4-cute quantize MODEL --out DIR --format mxfp8 --layout compressed-tensors
@@ -61,6 +62,10 @@ def add_parser(verbs: Verbs) -> None:
     )  # fmt: skip
     parser.add_argument("--layout", choices=LAYOUTS, help="default modelopt; for int4 compressed-tensors")
     parser.add_argument("--calibrate", metavar="TEXT", help='a text file, or "random" for random tokens')
+    parser.add_argument(
+        "--generate", type=types.whole, default=0, metavar="TEXTS",
+        help="calibrate on this many texts of 512 tokens that the 16-bit model writes, after those of --calibrate or alone",
+    )  # fmt: skip
     parser.add_argument(
         "--method", choices=METHODS, default="nearest",
         help="nearest (the default): scales from the largest values; four_over_six: the better of those and 1.5 times as large "

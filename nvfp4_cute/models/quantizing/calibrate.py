@@ -14,6 +14,7 @@ from nvfp4_cute.terminal import Progress
 
 SAMPLE_TOKENS = 512
 RANDOM_SAMPLES = 8
+WRITTEN_AT_ONCE, TEXTS_PER_BATCH = 64, 16
 RANDOM_TOKENS = 128
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "tekken.json")
 
@@ -101,6 +102,33 @@ def samples(folder: Path, text: str, vocabulary: int) -> list[torch.Tensor]:
     if not ids.numel():
         raise ValueError(f'{text} has no text; pass a longer one, or "random"')
     return list(ids.split(SAMPLE_TOKENS, dim=1))
+
+
+@torch.no_grad()
+def generated(model: Any, windows: int, tokens: int = SAMPLE_TOKENS, seed: int = 0) -> list[torch.Tensor]:
+    """Returns texts that a model writes, token ids [texts, tokens]: samples of its own predictions after its first token.
+
+    They are the text on which the model is sure to be used as it was trained, where no such text is at hand. (Liu et al.,
+    "LLM-QAT", arXiv 2305.17888, section 2.1.)
+
+    Args:
+        model: a causal model of transformers in 16 bits, in eval mode.
+        windows: number of texts.
+        tokens: length of each.
+        seed: seed of torch's generators, whose states are kept.
+    """
+    first = model.config.get_text_config().bos_token_id or 0
+    texts: list[torch.Tensor] = []
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        for start in range(0, windows, WRITTEN_AT_ONCE):
+            begin = torch.full((min(WRITTEN_AT_ONCE, windows - start), 1), first, device=model.device)
+            ids = model.generate(
+                begin, attention_mask=torch.ones_like(begin), do_sample=True, temperature=1.0, top_k=0, top_p=1.0,
+                min_new_tokens=tokens - 1, max_new_tokens=tokens - 1,
+            )  # fmt: skip
+            texts.extend(ids.cpu().split(TEXTS_PER_BATCH))
+    return texts
 
 
 @torch.no_grad()
