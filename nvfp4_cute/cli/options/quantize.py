@@ -12,7 +12,7 @@ examples:
   nvfp4-cute quantize MODEL --out DIR --calibrate text.txt --method gptq    later weights compensate the errors of earlier ones
   nvfp4-cute quantize MODEL --out DIR --generate 64 --method gptq --device cuda    on texts that the model writes itself
   nvfp4-cute quantize MODEL --out DIR --calibrate text.txt --method gptq --distill 8    then trains scales and norms
-  nvfp4-cute quantize MODEL --out DIR --format mxfp4 --rotate 128    of rotated weights, which have no outlying channels
+  nvfp4-cute quantize MODEL --out DIR --format mxfp4 --rotate 128    weights are rotated first, so no channel stands out
   nvfp4-cute quantize MODEL --out DIR --format mxfp8 --layout compressed-tensors
   nvfp4-cute quantize MODEL --out DIR --format nvfp4a16 --keep "*.down_proj"    some layers stay in 16 bits
   nvfp4-cute quantize MODEL --out DIR --calibrate text.txt --budget 4.75    layers with the largest loss get more bits
