@@ -348,13 +348,18 @@ def _encode_minifloat(x: torch.Tensor, magnitudes: tuple[float, ...], sign_bit: 
     search puts equality below, so where i + 1 is even the boundary moves down by one representable step.
     """
     x = at_least_float32(x)
-    means = [(low + high) / 2 for low, high in zip(magnitudes, magnitudes[1:], strict=False)]
-    boundaries = torch.tensor(means, dtype=x.dtype, device=x.device)
-    below = torch.nextafter(boundaries, torch.zeros_like(boundaries))
-    boundaries[1::2] = below[1::2]
+    boundaries = _constant(_boundaries, magnitudes, x.dtype, like=x)
     codes = torch.bucketize(x.abs().contiguous(), boundaries, out_int32=True).to(torch.uint8)
     negative = torch.signbit(x) & ~torch.isnan(x)
     return codes | (negative.to(torch.uint8) * sign_bit)
+
+
+def _boundaries(magnitudes: tuple[float, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    means = [(low + high) / 2 for low, high in zip(magnitudes, magnitudes[1:], strict=False)]
+    boundaries = torch.tensor(means, dtype=dtype, device=device)
+    below = torch.nextafter(boundaries, torch.zeros_like(boundaries))
+    boundaries[1::2] = below[1::2]
+    return boundaries
 
 
 def check_is_float(x: torch.Tensor) -> None:
@@ -373,5 +378,28 @@ def at_least_float32(x: torch.Tensor) -> torch.Tensor:
 
 def _lookup(name: str, codes: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """Looks up the value of every code; entries that are tuples become a last dimension."""
-    bits = torch.tensor(_TABLES[name], dtype=torch.int64, device=codes.device)
-    return bits.view(torch.float64).to(dtype)[codes.int()]
+    return _constant(_values, name, dtype, like=codes)[codes.int()]
+
+
+def _values(name: str, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    bits = torch.tensor(_TABLES[name], dtype=torch.int64, device=device)
+    return bits.view(torch.float64).to(dtype)
+
+
+_constants: dict[tuple[Any, ...], torch.Tensor] = {}
+
+
+def _constant(
+    make: Callable[..., torch.Tensor], of: Any, dtype: torch.dtype, *, like: torch.Tensor
+) -> torch.Tensor:
+    """Returns ``make(of, dtype, device)``, made once for each device, because a GPU waits for a copy from the host.
+
+    Tensors without values, and those of a function that torch records, get a constant of their own.
+    """
+    if type(like) is not torch.Tensor or like.is_meta or torch.compiler.is_compiling():
+        return make(of, dtype, like.device)
+    key = make, of, dtype, like.device
+    if key not in _constants:
+        with torch.inference_mode(False):
+            _constants[key] = make(of, dtype, like.device)
+    return _constants[key]
