@@ -261,7 +261,7 @@ def page(record: dict[str, Any]) -> str:
     ]
     for way, entry in record["ways"].items():
         found, elsewhere = (Accuracy.of(entry["texts"][name]) for name in (PLAY, OTHER))
-        # Layers of rotated models read other values, and norms are not rounded.
+        # Norms are not rounded. Layers of rotated models read rotated values, which differ from the reference's.
         errors = sorted(e for layer, e in found.layers.items() if not layer.endswith("norm"))
         median = "" if "--rotate" in way else f"{errors[len(errors) // 2]:.3f}"
         rows.append(
@@ -310,10 +310,10 @@ def main() -> None:
         "--ways",
         type=int,
         nargs="+",
-        help="numbers of WAYS, from 0, beside those of the JSON that is there; default: all",
+        help="numbers of WAYS, from 0, which are added to the JSON file; default: all, in a new file",
     )
     parser.add_argument("--device", default="cpu", help="where models run; default cpu")
-    parser.add_argument("--page-only", action="store_true", help="write the page of the JSON that is there")
+    parser.add_argument("--page-only", action="store_true", help="write the page of the JSON file")
     args = parser.parse_args()
     target = RESULTS / "accuracy.json"
     if not args.page_only:

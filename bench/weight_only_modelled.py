@@ -3,7 +3,7 @@
     python -m nvfp4_cute.bench.weight_only_modelled [--results weight_only.json] [--target A100] [--jobs 8] [--save]
 
 NVFP4 weights and bf16 rows: a dense product, and the first product of a layer of experts whose tokens chose them at
-random. Each time is stored as soon as it is known, and stored ones are not modelled again. ``--save`` writes the page of
+random. Each time is stored as soon as it is known, and is not modelled again. ``--save`` writes the page of
 all stored times.
 """
 
@@ -34,7 +34,7 @@ matters for small products. Nothing here is measured:
 
 `bench/results/h200_weight_only.json` has measured times of an H200.
 
-Made by `python -m nvfp4_cute.bench.weight_only_modelled --save`, from `bench/results/weight_only_modelled.json`, which has the
+Made by `python -m nvfp4_cute.bench.weight_only_modelled --save`, from `bench/results/weight_only_modelled.json`, which names the
 sources that modelled each time.
 
 | GPU | product | MB | us | TB/s | % of memory |
@@ -89,7 +89,7 @@ def main(arguments: list[str] | None = None) -> int:
         type=Path,
         default=STORED,
         metavar="FILE",
-        help=f"keeps times; default: bench/results/{STORED.name}",
+        help=f"file that stores times; default: bench/results/{STORED.name}",
     )
     parser.add_argument("--target", action="append", help=f"a GPU; default: {', '.join(TARGETS)}")
     parser.add_argument("--stored", action="store_true", help="model nothing that FILE lacks")

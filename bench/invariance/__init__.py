@@ -1,1 +1,1 @@
-"""Proves that batch-invariant results do not depend on the batch: draws of rows on kernels, and whole models."""
+"""Checks that batch-invariant results do not depend on the batch, with random batches of operations and with whole models."""

@@ -1,4 +1,4 @@
-"""Proves batch invariance on this machine's GPU: ``python -m nvfp4_cute.bench.invariance``."""
+"""Checks batch invariance on this machine's GPU: ``python -m nvfp4_cute.bench.invariance``."""
 
 import argparse
 import json
@@ -22,20 +22,20 @@ EPILOG = """examples:
   python -m nvfp4_cute.bench.invariance transformers qwen3-8b 16bit   64 prompts at batch sizes 1, 7 and 32, whole and in chunks
   python -m nvfp4_cute.bench.invariance vllm qwen3-8b w4a16 on        the same in vLLM; "layers off" and "off" for comparison
 
-Exit code 1 if a bit differs in batch-invariant mode.
+The exit code is 1 if a bit differs in batch-invariant mode.
 """
 MODES = ("on", "layers off", "off")
 CASES = tuple((batch, is_chunked) for is_chunked in (False, True) for batch in BATCHES)
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Runs one of the parts. Returns 1 if a bit differs that should not."""
+    """Runs one of the commands. Returns 1 if a bit differs in batch-invariant mode."""
     parser = argparse.ArgumentParser(
         prog="python -m nvfp4_cute.bench.invariance", description=__doc__, epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )  # fmt: skip
     parts = parser.add_subparsers(dest="part", required=True)
-    of_draws = parts.add_parser("draws", help="batches of operations")
+    of_draws = parts.add_parser("draws", help="random batches of operations")
     of_draws.add_argument("--draws", type=int, default=200, help="batches per case")
     of_draws.add_argument("--jobs", type=int, default=8, help="processes")
     of_cost = parts.add_parser("cost", help="what the mode costs")
@@ -47,16 +47,16 @@ def main(argv: list[str] | None = None) -> int:
     of_vllm = parts.add_parser("vllm", help="a whole model in vLLM")
     for part in (of_transformers, of_vllm):
         part.add_argument("model", help="name of a config in bench/models/configs, or a folder")
-        part.add_argument("--layers", type=int, help="fewer layers than the model has")
+        part.add_argument("--layers", type=int, help="number of layers; default: all of the model")
         part.add_argument("--prompts", type=int, default=64)
         part.add_argument("--tokens", type=int, default=TOKENS)
-    of_transformers.add_argument("way", help="as random_model takes it, such as 16bit or nvfp4")
-    of_vllm.add_argument("scheme", help="w4a16 or w4a4 for random weights; or checkpoint")
+    of_transformers.add_argument("way", help="a way of random_model, such as 16bit or nvfp4")
+    of_vllm.add_argument("scheme", help="w4a16 or w4a4 for random weights; checkpoint for those of a folder")
     of_vllm.add_argument("mode", choices=MODES)
     of_vllm.add_argument("--eager", action="store_true", help="no CUDA graphs")
     for part in parts.choices.values():
         part.add_argument("--out", type=Path, default=Path(), help="folder for the JSON file")
-        part.add_argument("--seconds", type=float, default=3600, help="when to stop")
+        part.add_argument("--seconds", type=float, default=3600, help="time limit")
         part.add_argument("--device", default="cuda")
     args = parser.parse_args(argv)
     args.end = time.monotonic() + args.seconds
@@ -82,7 +82,7 @@ def run_draws(args: Any) -> int:
     total = [sum(getattr(case, name) for case in found) for name in ("draws", "compared", "wrong")]
     empty = sum(not case.draws and not case.refused for case in found)
     print(
-        f"all: {total[0]} batches, {total[1]} rows, wrong {total[2]}; {empty} of {len(found)} cases were not reached"
+        f"all: {total[0]} batches, {total[1]} rows, wrong {total[2]}; {empty} of {len(found)} cases have no batches"
     )
     return int(total[2] > 0)
 
@@ -108,7 +108,7 @@ def run_cost(args: Any) -> int:
 
 
 def run_transformers(args: Any) -> int:
-    """Answers prompts in and outside of the mode, with one model."""
+    """Answers prompts with one model, in batch-invariant mode and without it."""
     from nvfp4_cute.bench.invariance.packed import PackedModel
     from nvfp4_cute.bench.models.random_model import config_of, random_model
 
@@ -120,7 +120,6 @@ def run_transformers(args: Any) -> int:
     packed = PackedModel(random_model(config, args.way, args.device), LONGEST + args.tokens)
     print(f"{config.num_hidden_layers} layers, made in {time.monotonic() - begun:.0f} s", flush=True)
     prompts = random_prompts(config.vocab_size, args.prompts)
-    kept, code = [], 0
     plan = [("on", CASES[:3]), ("off", CASES[:3]), ("on", CASES[3:][::-1]), ("off", CASES[3:][::-1])]
     runs = {
         mode: Runs(f"{Path(args.model).name} {args.way} in transformers, {mode}", prompts)
@@ -139,8 +138,7 @@ def run_transformers(args: Any) -> int:
                 print(f"    {mode} {case}: {time.monotonic() - begun:.1f} s", flush=True)
             kept = [one.as_dict() | {"layers": config.num_hidden_layers} for one in runs.values() if one.runs]
             _write(args.out / f"transformers_{Path(args.model).name}_{args.way}.json", kept)
-    code = int(runs["on"].differs)
-    return code
+    return int(runs["on"].differs)
 
 
 def run_vllm(args: Any) -> int:

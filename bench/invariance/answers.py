@@ -76,7 +76,7 @@ class Runs:
     """Answers of one model in one mode, by batch size and by whether prompts were computed in chunks.
 
     Attributes:
-        name: of the model and mode.
+        name: names the model and the mode.
         prompts: prompts that every run answers.
         runs: (batch, is chunked) -> answers.
     """

@@ -1,4 +1,4 @@
-"""Times the mode against free choices: dense products and layers of experts, CUDA graphs with a cold L2."""
+"""Times batch-invariant mode against the default: dense products and layers of experts, CUDA graphs with a cold L2."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -43,7 +43,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class Cost:
-    """Median times of a cell in us, free and batch-invariant."""
+    """Median times of a cell in us: ``free_us`` without batch-invariant mode, ``fixed_us`` in it."""
 
     name: str
     rows: int
@@ -62,7 +62,7 @@ def groups_of_cells(device: str, sizes: Any = SIZES) -> Iterator[list[Cell]]:
 
     Args:
         device: where tensors are.
-        sizes: sizes of matrices, their rows, layers, and their tokens.
+        sizes: matrices, their numbers of rows, layers, and their numbers of tokens; see ``SIZES``.
     """
     dense, dense_rows, layers, tokens = sizes
     weight = lambda *shape: quantize(torch.randn(*shape, device=device, dtype=torch.bfloat16))
@@ -89,7 +89,7 @@ def groups_of_cells(device: str, sizes: Any = SIZES) -> Iterator[list[Cell]]:
 
 
 def in_mode(cell: Cell, enabled: bool) -> Any:
-    """Computes a cell in one of the two modes."""
+    """Computes a cell, in batch-invariant mode if ``enabled``."""
     with set_batch_invariant(enabled):
         return cell.call()
 

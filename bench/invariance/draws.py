@@ -1,7 +1,7 @@
-"""Draws batches, and compares rows in them with the same rows alone, bit for bit, on the device.
+"""Draws random batches and compares their rows, bit for bit, with the same rows computed alone.
 
-A draw is one call: a number of rows, their order, groups, and other rows are random. Every known row in the batch is compared.
-Known rows were computed alone before.
+A draw is one call with a random number of rows, in random order and random groups. Known rows were computed alone before.
+Every known row of a batch is compared, on the device.
 """
 
 import random
@@ -53,7 +53,14 @@ LAYERS = ("16bit", "nvfp4", "per_row", "fp8", "int8")
 
 @dataclass(frozen=True)
 class Sizing:
-    """Sizes of problems: ``n`` and ``k`` of products, most rows of a batch; experts, their sizes and top k of layers."""
+    """Sizes of problems.
+
+    Attributes:
+        n, k: sizes of the weights of products.
+        rows: largest number of rows per batch.
+        experts, top_k: experts per layer and per token.
+        hidden, width: sizes of an expert.
+    """
 
     n: int = 512
     k: int = 2048
@@ -72,11 +79,11 @@ class Case:
     """One operation with its formats and form, and rows to draw from.
 
     Attributes:
-        name: of operation, formats and form.
+        name: names operation, formats and form.
         run: computes a batch.
         groups: number of groups.
         is_even: whether all groups have equally many rows.
-        most: most rows of a batch.
+        most: largest number of rows per batch.
     """
 
     name: str
@@ -91,7 +98,7 @@ class Found:
     """Result of the draws of a case.
 
     Attributes:
-        name: of the case.
+        name: name of the case.
         draws: number of batches.
         compared: number of rows compared.
         wrong: rows with a different bit.
@@ -256,7 +263,6 @@ def draw_rows(dice: random.Random, case: Case) -> tuple[list[int], list[int]]:
     count = max(1, int(case.most ** dice.random()))
     if case.is_even:
         count = max(count // case.groups, 1) * case.groups
-    # Small batches are mostly known rows; large ones have other rows too.
     known = dice.choice((1.0, 0.5, KNOWN / POOL))
     index = [dice.randrange(KNOWN) if dice.random() < known else dice.randrange(POOL) for _ in range(count)]
     index[dice.randrange(count)] = dice.randrange(KNOWN)

@@ -76,7 +76,7 @@ class Engine:
 
     @property
     def vocabulary(self) -> int:
-        """Number of tokens."""
+        """Number of tokens in the vocabulary."""
         return self.engine.llm_engine.vllm_config.model_config.get_vocab_size()
 
     def answer(self, prompts: list[list[int]], is_chunked: bool) -> list[Answer]:
@@ -103,7 +103,7 @@ class Engine:
 
 
 def dummy_options() -> dict[str, Any]:
-    """Options of ``LLM`` for a folder without weights, which are random numbers of sensible sizes."""
+    """Makes vLLM's dummy loader fill weights with random values of useful size; returns options of ``LLM`` that use it."""
     import vllm.model_executor.model_loader.dummy_loader as dummy_loader
 
     from nvfp4_cute.bench.vllm.engine import load_weights

@@ -1,4 +1,4 @@
-"""Runs models of transformers as engines do: rows of all sequences packed into one batch, prompts whole or in chunks.
+"""Runs models of transformers as serving engines do: rows of all sequences packed into one batch, prompts whole or in chunks.
 
 Every operation outside of this package's layers is computed in blocks of a fixed number of rows. Its kernels then have one
 shape, and a row's bits do not depend on the other rows. What differs between two batches comes from this package's layers.

@@ -16,7 +16,7 @@ from nvfp4_cute.bench.vllm.waves import run_wave
 EPILOG = """examples:
   python -m nvfp4_cute.bench.vllm --save h200 --out bench/results    all of it: three waves of engines, about 10 minutes
   python -m nvfp4_cute.bench.vllm dense --save h200 --seconds 300    one wave, merged with what h200_vllm.json has
-  python -m nvfp4_cute.bench.vllm --only 'plugin$' --save h200       one wave of the engines with such names
+  python -m nvfp4_cute.bench.vllm --only 'plugin$' --save h200       engines whose names match, as one wave
   python -m nvfp4_cute.bench.vllm --read a.json b.json --save h200 --out bench/results    the page of several runs
 """
 
@@ -47,8 +47,8 @@ def main() -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )  # fmt: skip
     names = [wave.name for wave in WAVES]
-    parser.add_argument("waves", nargs="*", help=f"of {', '.join(names)}, serve (default: all)")
-    parser.add_argument("--only", metavar="REGEX", help="one wave of the engines whose names match")
+    parser.add_argument("waves", nargs="*", help=f"any of {', '.join(names)}, serve; default: all")
+    parser.add_argument("--only", metavar="REGEX", help="measure the engines whose names match, as one wave")
     parser.add_argument("--save", default="gpu", metavar="STEM", help="write STEM_vllm.json and STEM_vllm.md")
     parser.add_argument("--out", type=Path, default=Path(), help="folder to write to")
     parser.add_argument(

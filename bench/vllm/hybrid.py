@@ -35,7 +35,7 @@ TOKENS = 16
 TOLERANCE = 0.5
 """Largest difference of logits by which vLLM's token may miss the highest one.
 
-Sums have other orders, FP8 rows then round some values to a neighbour, and experts with close scores change places.
+The two add up in different orders. FP8 rows then round some values to a neighbour, and experts with close scores swap places.
 """
 
 
@@ -123,7 +123,7 @@ def judged(folder: Path, tokens: list[list[int]], device: str) -> dict[str, Any]
 
 
 def main() -> int:
-    """Returns 1 if vLLM fails, or chooses a token that transformers would not."""
+    """Returns 1 if vLLM fails, or if a token of vLLM misses transformers' highest logit by more than ``TOLERANCE``."""
     parser = argparse.ArgumentParser(
         prog="python -m nvfp4_cute.bench.vllm.hybrid", description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -140,7 +140,7 @@ def main() -> int:
     make_hybrid(args.out / "source", CPU_BLOCKS if args.device == "cpu" else BLOCKS)
     found: dict[str, Any] = {}
     code = 0
-    for layout in ("source", *LAYOUTS):  # in 16 bits first, which says how far the two agree by themselves
+    for layout in ("source", *LAYOUTS):  # in 16 bits first: how far the two agree without quantization
         if layout != "source":
             quantize_hybrid(args.out / "source", args.out / layout, layout)
         command = [

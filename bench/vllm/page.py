@@ -48,7 +48,7 @@ def page(found: dict[str, Any], picture_name: str = "") -> str:
     """Returns the page in Markdown.
 
     Args:
-        found: the contents of the JSON file, in which a person may add "remarks", a list of paragraphs.
+        found: contents of the JSON file. "remarks", a list of paragraphs, is added by hand.
         picture_name: file name of the picture next to it, if there is one.
     """
     machine_of, engines = found["machine"], found["engines"].values()

@@ -107,6 +107,6 @@ WAVES = (
 
 
 def selected(pattern: str) -> tuple[Wave, ...]:
-    """Returns one wave of the jobs whose names contain a match of the regular expression; none if no name does."""
+    """Returns one wave with the jobs whose names match the regular expression; an empty tuple if none does."""
     jobs = tuple(job for wave in WAVES for job in wave.jobs if re.search(pattern, job.name))
     return (Wave("selected", max(wave.seconds for wave in WAVES), jobs),) if jobs else ()

@@ -1,7 +1,7 @@
-"""4over6: encodes a block twice, with its largest value at 6 and at 4, and keeps what loses less (``formats.four_over_six``).
+"""4over6: encodes a block with its largest value at 6 and at 4, and keeps the better encoding (``formats.four_over_six``).
 
 Per element and candidate, after one reciprocal per block: a product, the conversion to e2m1, a product of value and scale,
-and two FMAs for the squared error. ``fma(v * scale, g, -x)`` needs no rounding but its own: an e2m1 value times an e4m3
+and two FMAs for the squared error. ``fma(v * scale, g, -x)`` rounds only once: an e2m1 value times an e4m3
 scale is exact in float32, and in fp16 once 2^-14 is a factor, which the global scale undoes. Signs are added to the better
 candidate.
 """
@@ -23,7 +23,7 @@ LOW_TWICE = 0x1010
 LEAST_NORMAL_HALVES = 0x04000400
 # The code of an e2m1 magnitude, shifted to the exponent of a float32, reads as the magnitude times 2^-126.
 CODE_SHIFT = 22
-# From there to 2^-14.
+# Factor from 2^-126 to 2^-14.
 FROM_SHIFTED = 2.0**112
 
 

@@ -160,7 +160,7 @@ class GatherQuantizeKernel:
         encoded: list,
         scales: Uint32,
     ):
-        """Stores a block of every row of a token. Each lane computes the addresses of one choice for all others."""
+        """Stores a block in all rows of a token. Each lane computes the addresses of one choice and shares them with the warp."""
         addresses = results.addresses(choices.row, choices.place, 4 * len(encoded), self.lanes)
         for k in cutlass.range(top_k, unroll=1):
             row = cute.arch.shuffle_sync(choices.row, k)

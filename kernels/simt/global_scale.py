@@ -134,9 +134,9 @@ class GlobalScaleKernel:
 
 
 def units_at_once(first: Int32, step: Int32 | int, units: Int32, count: int) -> list:
-    """Returns ``count`` units from ``first`` on whose loads are in flight together; the last unit for those beyond it.
+    """Returns ``count`` units, ``step`` apart, whose loads are in flight together. The last unit replaces those beyond it.
 
-    An unrolled loop would leave after any of its loads, so that each would wait for the one before it.
+    An unrolled loop could end after any of its loads, so each load would wait for the previous one.
     """
     return [cutlass.min(first + i * step, units - 1) for i in range(count)]
 

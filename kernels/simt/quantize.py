@@ -48,7 +48,7 @@ UNITS_PER_ATOM = ATOM_ROWS // ROWS_PER_WARP
 WORD_VALUES = 2
 VECTOR_WORDS = 4
 THREADS = QUANTIZE_WARPS * WARP_SIZE
-# Loads in flight of a thread that searches the largest magnitude.
+# Loads in flight per thread, in the search for the largest magnitude.
 AMAX_IN_FLIGHT = 8
 
 

@@ -134,12 +134,12 @@ class QuantizeScaledRowsKernel(QuantizeKernel):
         return cute.ceil_div(operands.k // self.block_k, ATOM_COLS) * ATOM_COLS
 
     def new_block(self) -> cute.Tensor:
-        """Returns registers for the values of a block that are quantized: words of x, or silu(x) * up as float32 bits."""
+        """Returns registers for a block to quantize: words of x or, with up, silu(x) * up as float32 bits."""
         return cute.make_rmem_tensor(self.block_k if self.has_up else self.input_words, Uint32)
 
     @cute.jit
     def load(self, values: cute.Tensor, operands: QuantizeOperands, place: ScalePlace, block: Int32):
-        """Loads a block of a row."""
+        """Loads a block of a row into ``values``, in the form of ``new_block``."""
         offset = block * (4 * self.input_words)
         x = operands.x + place.batch * operands.x_batch + place.row * operands.x_pitch + offset
         if cutlass.const_expr(not self.has_up):

@@ -262,7 +262,7 @@ class RouteKernel:
     def look_up(
         self, operands: RouteOperands, token: Int32, lane: Int32, keys: cute.Tensor, scores: cute.Tensor
     ):
-        """Returns the given experts, choice i in lane i, and their scores; -1 and 0 for ids of no expert and for NaN."""
+        """Returns the given experts, choice i in lane i, and their scores; -1 and 0 for an invalid id and for a NaN logit."""
         given = Int32(-1)
         if lane < operands.top_k:
             place = (Int64(token) * operands.top_k + lane) * 4

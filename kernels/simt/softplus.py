@@ -12,7 +12,7 @@ from .silu import exp_minus
 
 @cute.jit
 def sqrt_softplus(x: Float32) -> Float32:
-    """Returns sqrt(log(1 + exp(x))); a number for NaN."""
+    """Returns sqrt(log(1 + exp(x))); for NaN, some number."""
     e = exp_minus(ptx.abs_f32(x))
     s = ptx.div_f32(e, ptx.add_f32(e, Float32(2.0)))
     z = ptx.mul_f32(s, s)

@@ -75,8 +75,8 @@ def run_mma(args: MmaArgs, first_tile: Int32, stride: Int32):
 
     A scale atom holds four scales of a row, which 1, 2 or 4 MMAs read, depending on their kind and the formats' block length.
     In a dual GEMM one operand is multiplied by two of the other side, into two neighbouring accumulators. Scales have a single
-    buffer in tensor memory: tcgen05.cp and tcgen05.mma of one thread execute in order (PTX ISA 9.7.16.6.2), so the next K
-    tile's copy, or that of an atom that takes turns with another one, cannot overtake the MMAs that still read the previous
+    buffer in tensor memory: tcgen05.cp and tcgen05.mma of one thread execute in order (PTX ISA 9.7.16.6.2), so a copy
+    of the next K tile, or of the next scale atom in the same columns, cannot overtake the MMAs that still read the previous
     scales.
     """
     ab, acc, config, groups = args.ab, args.acc, args.config, args.groups

@@ -95,7 +95,7 @@ def run(backend: str, task: TableTask) -> None:
 
 
 def outside_of_launches() -> None:
-    """Tells the chain of which this is a part, if any, that torch computes a part of it, so that its launches are not enough."""
+    """Tells the current chain, if any, that torch computes a part of it, so that its launches alone cannot repeat it."""
     if _watched.made is not None:
         _watched.made.append(None)
 

@@ -142,7 +142,7 @@ def checkpoint_lines(folder: str, target: str | None = None) -> Iterator[str]:
     yield f"kernels on {chosen.name} ({chosen.arch}), by rows of activations or tokens:"
     activation = checkpoint.experts_config.activation if checkpoint.experts else SILU
     asked = asked_activations(checkpoint.config.get("quantization_config") or {})
-    activations = ACTIVATION_CHOICES.get(asked, "by_rows")  # the plug-in refuses other words
+    activations = ACTIVATION_CHOICES.get(asked, "by_rows")  # the plug-in refuses other values
     for kind in inspect(checkpoint).kinds:
         if kind.scheme is None:
             continue

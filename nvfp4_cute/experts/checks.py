@@ -79,7 +79,7 @@ def check_row_format(format: BlockFormat, **global_scales: Any) -> None:
     format = as_format("format", format)
     if format.name not in ROW_FORMATS and not format.is_1xk:
         raise ValueError(
-            f"format={format.name} is none of rows of experts; use one of {', '.join(ROW_FORMATS)}, fp8_1xk, int8"
+            f"format={format.name} is not a format of rows of experts; use one of {', '.join(ROW_FORMATS)}, fp8_1xk, int8"
         )
     _check_global_scales(format, global_scales)
 
@@ -129,7 +129,7 @@ def with_row_scales(activations: str) -> Any:
 
 
 def kind_of_rows(activations: str, input_scale: Any) -> tuple[Any, Any]:
-    """Returns the name of rows and their global scale inside a layer, where "per_row" is part of the name."""
+    """Returns ``activations`` and ``input_scale`` as a layer uses them, where "per_row" is part of the name."""
     if isinstance(input_scale, str):
         checks.check_choice("input_scale", input_scale, (PER_ROW,))
         return with_row_scales(activations), None

@@ -49,8 +49,8 @@ def gather(
         x: float16 or bfloat16 [T, K], rows a multiple of 16 bytes apart, K a multiple of 32.
         ids, num_experts, first_expert: see ``permute``.
         format: NVFP4, FOUR_OVER_SIX, MXFP4, MXFP8, FP8_1x128, FP8_1xK or INT8; None keeps the dtype of x.
-        global_scale: of NVFP4 rows: float32 with one element, or [num_experts]; None for 1. "per_row": the launch computes a
-            global scale per row.
+        global_scale: global scale of NVFP4 rows: float32 with one element, or [num_experts]; None for 1. "per_row": the launch
+            computes a global scale per row.
         backend: see ``permute``.
 
     Returns:

@@ -106,7 +106,7 @@ class Gather1xKKey(SimtKey):
 
 @dataclass(frozen=True)
 class FinalizeKey(SimtKey):
-    """Finalize: dtype of the rows, optional addends, whether it waits for other ranks or rows are routed, and rows at once."""
+    """Finalize: dtype of rows, optional addends, whether it waits for other ranks, whether rows are routed, and rows per load."""
 
     KERNEL = "finalize.FinalizeKernel"
     dtype: torch.dtype

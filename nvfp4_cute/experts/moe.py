@@ -165,7 +165,7 @@ def _over_group(
     group = parallel.group
     if parallel.divide == "experts" or group is None:
         return moe_over_ranks(layer, x, ids, weights, shared, parallel)
-    if dist.get_rank(group):  # the first rank adds what is added once
+    if dist.get_rank(group):  # only the first rank adds the bias and the shared result
         layer, shared = layer._replace(w2=replace(layer.w2, bias=None)), None
     return add_shares(lambda: compute(layer, x, ids, weights, shared, None), x, ids, layer.w2.weight, group)
 

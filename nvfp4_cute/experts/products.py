@@ -48,7 +48,7 @@ from nvfp4_cute.planning.arch import choose_weight_only, parts_of_k
 from nvfp4_cute.planning.config import KernelConfig
 from nvfp4_cute.problem import Gate, GroupedProblem, OutDtype, num_weights
 
-# Activations that can be multiplied by weights of each format, the usual ones first; 16-bit rows by weights of any other format.
+# Formats of rows that kernels multiply by weights of each format. Weights in other formats take 16-bit rows.
 MX_ROWS: tuple[Activations, ...] = ("mxfp8_e4m3", "mxfp8_e5m2", "mxfp4", "16bit")
 ROWS: dict[BlockFormat, tuple[Activations, ...]] = {
     NVFP4_FORMAT: ("nvfp4", "nvfp4_four_over_six", "16bit"),
@@ -348,7 +348,7 @@ def config_of_mean(
 def _factors(
     name: str, projection: Experts, scale: torch.Tensor | None, experts: int, device: torch.device
 ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-    """Returns the factors of both halves of a product, whose rows have this global scale; the given ones are checked."""
+    """Returns factors for gate and up, equal ones for other products: given ones after checks, else from global scales."""
     given = projection.alpha
     if given is None:
         return product_factors(projection.weight, scale, experts)
@@ -375,7 +375,7 @@ def _check_bias(bias13: torch.Tensor | None, x: torch.Tensor, shape: tuple[int, 
 
 
 def check_activations(activations: str, format: BlockFormat, name: str = "") -> None:
-    """Raises UnsupportedProblem unless a GPU multiplies rows in ``activations``, see ``moe``, by weights of this format.
+    """Raises UnsupportedProblem unless a GPU has a kernel for rows in ``activations`` (see ``moe``) and these weights.
 
     name: name of the weights, for messages.
     """

@@ -77,7 +77,7 @@ class Parallel:
         first_expert: without a group: id of the first local expert.
 
     Raises:
-        TypeError, ValueError: a value is not of its type, or does not go with the others.
+        TypeError, ValueError: an attribute has the wrong type or value, or contradicts another one.
     """
 
     group: dist.ProcessGroup | None = None

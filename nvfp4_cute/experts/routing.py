@@ -58,7 +58,7 @@ def route(
     - DeepSeek-V3: ``scoring="sigmoid", correction_bias=..., num_groups=8, topk_groups=4, scale=2.5``. Score + correction
       decides the choice, within the groups that have the largest sums of their two best experts; weights are scores without the
       correction.
-    - GLM-5, Kimi-K3, MiniMax-M3, Nemotron-3: as DeepSeek-V3, with one group.
+    - GLM-5, Kimi-K3, MiniMax-M3, Nemotron-3: like DeepSeek-V3, with one group.
     - DeepSeek-V4: ``scoring="sqrtsoftplus", correction_bias=..., scale=1.5``. Its hash layers have a table of experts per token
       id: ``ids=tid2eid[input_ids]`` instead of the correction.
 
@@ -72,13 +72,13 @@ def route(
         num_groups: groups of E / num_groups experts, at most 32.
         topk_groups: number of groups from which experts are chosen.
         scale: factor of all weights.
-        ids: integers [T, top_k], the experts of each token where something else has chosen them; ``route`` then computes their
-            weights. int32 is used as it is.
+        ids: given experts of each token, integers [T, top_k]; ``route`` then only computes their weights. int32 avoids a
+            conversion.
         backend: "auto", "cuda", "emulator", "emulator:ARCH" or "reference". All give the same bits.
 
     Returns:
         ids: int32 [T, top_k], by descending score, or in the order of the given ones. NaN is never chosen; -1 with weight 0 fills
-            up where no expert is left, and replaces given ids of no expert.
+            up where no expert is left, and replaces given ids that name no expert.
         weights: float32 [T, top_k].
 
     Raises:
@@ -137,7 +137,7 @@ def _check_given(given: torch.Tensor, shape: tuple[int, int], has_choice: bool) 
         raise ValueError(f"ids has shape {list(given.shape)}; expected [T, top_k] = {list(shape)}")
     if has_choice:
         raise ValueError(
-            "ids are the choice, which correction_bias and topk_groups would make; leave either of them out"
+            "ids choose the experts, as correction_bias and topk_groups would; leave out ids, or both of these"
         )
 
 

@@ -230,7 +230,7 @@ class BlockFormat:
 
     @property
     def is_1xk(self) -> bool:
-        """Whether a scale belongs to a row (FP8_1xK, INT8), so that it multiplies sums over all of K."""
+        """Whether one scale covers a whole row (FP8_1xK, INT8), so that it multiplies sums over all of K."""
         return self.block_k == 0
 
     def block_of(self, k: int) -> int:
@@ -416,6 +416,7 @@ def int4_format(
     return found
 
 
+# Formats that have a name but are not in FORMATS.
 _OTHERS = {f.name: f for f in (FOUR_OVER_SIX, MXFP4_FP8)}
 
 

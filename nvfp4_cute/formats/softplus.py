@@ -10,8 +10,8 @@ even, with subnormals::
     5  l = (s + s) * p
     6  result = sqrt(max(x, 0) + l)
 
-The relative error is at most (|x| / 2 + 8) * 2^-24 for x from -86 to 0 and 4 * 2^-24 for x > 0 (tested). From -87.7 on, the
-result is 0. NaN stays NaN.
+The relative error is at most (|x| / 2 + 8) * 2^-24 for x from -86 to 0 and 4 * 2^-24 for x > 0 (tested). For x of -87.7
+and less, the result is 0. NaN stays NaN.
 """
 
 import torch

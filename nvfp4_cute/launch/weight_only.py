@@ -137,7 +137,7 @@ class WeightOnlyTask(GroupsTask):
         step = family.K_MULTIPLE
         for b in self.operands.b:
             if b.k % step:
-                raise UnsupportedProblem(f"K={b.k}; multiples of {step} have a kernel: pad K")
+                raise UnsupportedProblem(f"K={b.k} is not a multiple of {step}: pad K")
         groups = problem.num_groups
         if problem.form == "list":
             check_list_groups(groups, weights_of(problem.gate))

@@ -107,8 +107,8 @@ def kernels_by_rows(
         target: a name in the table of GPUs, or an architecture.
         rows: numbers of activation rows, or of tokens of experts.
         activation: activation of experts.
-        activations: of layers with 4-bit weights, as in the vLLM plug-in; see ``layers.linear_module``. "fp8" applies to MXFP4
-            weights on GPUs with a kernel for them.
+        activations: activations of layers with 4-bit weights, as in the vLLM plug-in; see ``layers.linear_module``. "fp8" applies
+            to MXFP4 weights on GPUs with a kernel for them.
     """
     backend = f"emulator:{target}"
     call = (
@@ -171,7 +171,7 @@ def joined(kinds: Iterable[Kind]) -> Iterator[Kind]:
 
 
 def _activations_of(kind: Kind, activations: LayerActivations, backend: str) -> LayerActivations:
-    """Returns the activations of a kind of layers. Rows of MXFP4 weights have 16 bits, or 8 where asked for and possible."""
+    """Returns the activations of a kind of layers. MXFP4 weights take 16-bit rows, or FP8 rows if asked for and supported."""
     if kind.weights != MXFP4.name:
         return "by_rows" if activations == "fp8" else activations
     has_kernel = has_products(backend, torch.device("cpu"), (FP8_1xK, MXFP4_FP8))
@@ -185,9 +185,9 @@ def _mode_and_scale(kind: Kind, activations: LayerActivations) -> tuple[Any, Any
         return "fp8" if activations == "fp8" else "16bit", None
     mode = "nvfp4" if activations == "by_rows" else activations
     if scales_rows(mode):
-        return mode, None  # the mode says it
+        return mode, None  # the layer computes a scale per row
     scale = own_scale(None if kind.finds_scale else SCALE, mode)
-    # MoE takes no scale of all rows. Experts that find one are SortedExperts, whose products have a given scale's kernels.
+    # MoE cannot compute one scale for all rows. SortedExperts can, and its products use the kernels of a given scale.
     return mode, SCALE if kind.is_experts and scale == "auto" else scale
 
 

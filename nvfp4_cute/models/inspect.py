@@ -35,7 +35,7 @@ class Kind:
         scale_range: smallest and largest global scale of weights, which multiplies; None without one.
         unequal: layers whose gate and up have different global scales.
         values: number of weights in all layers, except experts.
-        finds_scale: whether layers with NVFP4 activations have no global scale of activations.
+        finds_scale: whether a layer with NVFP4 activations stores no global scale for them, so that each call computes it.
         k_sizes: sizes of K, of both products of experts.
         has_bias: whether experts have biases.
     """

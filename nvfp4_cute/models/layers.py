@@ -54,7 +54,7 @@ from nvfp4_cute.planning.arch import ARCHS, mmas_of
 
 FOUR_BITS = ("nvfp4", "mxfp4")  # formats of activations to which ``activations`` applies
 LayerActivations = Literal[Activations, "by_rows", "fp8"]
-# Activations of 4-bit checkpoints by the words of NVFP4_CUTE_ACTIVATIONS and of config.json. FP8 rows are those of MXFP4 layers.
+# Values of NVFP4_CUTE_ACTIVATIONS and of config.json -> activations of 4-bit layers. "fp8" applies to MXFP4 layers.
 ACTIVATION_CHOICES: dict[str, LayerActivations] = {
     "auto": "by_rows", "4bit": "nvfp4", "4over6": "nvfp4_four_over_six", "per_row": "nvfp4_per_row", "fp8": "fp8",
     "16bit": "16bit",
@@ -77,7 +77,7 @@ def linear_module(
     """Makes a module that computes a layer according to its scheme.
 
     - NVFP4 weights with 4-bit or 16-bit activations: QuantizedLinear. MXFP4 weights that NVFP4 can represent also become that,
-      weight-only, since more modules merge NVFP4 layers. Others stay MXFP4.
+      weight-only, because more modules can merge NVFP4 layers. Others stay MXFP4.
     - ``activations="fp8"``: MXFP4 weights multiply FP8 rows with one scale each (sm_90a), whatever the checkpoint says. A layer
       whose weights ``mxfp4_for_fp8`` does not convert exactly keeps 16-bit rows, with a warning.
     - FP8 weights in blocks (K a multiple of 128) and INT8 weights (K a multiple of 16, or of 32 with 16-bit activations):
@@ -178,7 +178,7 @@ def _with_fp8_rows(
     """
     if weight.format != MXFP4.name:
         raise UnsupportedProblem(
-            f"activations='fp8' for {stored.name}, whose weights are {weight.format}; FP8 rows go with MXFP4 weights: leave it "
+            f"activations='fp8' for {stored.name}, whose weights are {weight.format}; FP8 rows need MXFP4 weights: leave it "
             "out"
         )
     if not has_products(backend, torch.device(device), (FP8_1xK, MXFP4_FP8)):
@@ -195,7 +195,7 @@ def _with_fp8_rows(
 
 
 def _rows_of(stored: str | None, activations: LayerActivations) -> str | None:
-    """What rows are quantized to, where a checkpoint says ``stored``: 4over6 and scales of rows are the caller's choice."""
+    """Returns the format of quantized rows: that of the checkpoint, or the caller's 4over6 or scales per row instead of NVFP4."""
     return activations if stored == "nvfp4" and activations in OWN_ROWS else stored
 
 

@@ -253,7 +253,7 @@ class SortedExperts(KeepsBits):
 
 
 class ModelExperts(torch.nn.Module):
-    """Converts rows and weights of a model to those that ``experts`` take: MoE needs 16-bit rows and float32 weights."""
+    """Experts of a model. Converts rows to 16 bits and router weights to float32, as MoE needs them."""
 
     def __init__(self, experts: Any):
         super().__init__()

@@ -438,7 +438,9 @@ class MoE(NamesFormats):
             UnsupportedProblem: the layer is spread over the ranks of a group, which would have to call it together.
         """
         if self._group is not None:
-            raise UnsupportedProblem("prepare of a layer that ranks divide; call the layer once on all ranks")
+            raise UnsupportedProblem(
+                "prepare does not support a layer that ranks divide; call the layer once on all ranks"
+            )
         where = dtype, self.w13.device
         keys = prepare.expert_kernels(self, self.hidden_size, self.num_experts, top_k, max_tokens, *where)
         return prepare.load(keys, self.w13.device, jobs)
@@ -494,8 +496,8 @@ class MoE(NamesFormats):
         """Returns the state to pickle. Raises TypeError for a layer that is spread over ranks."""
         if self._group is not None:
             raise TypeError(
-                "a layer that ranks divide is not pickled: the group is of these processes; store layer.state_dict(), and "
-                "load it into a layer that is made with the group there"
+                "a layer that ranks divide cannot be pickled, since its group belongs to these processes; store "
+                "layer.state_dict(), and load it into a layer that is made with the group there"
             )
         return super().__getstate__()
 

@@ -109,7 +109,7 @@ def _results(
     factors: Sequence[torch.Tensor | None],
     format: BlockFormat,
 ) -> list[BlockScaledTensor]:
-    """Returns quantized rows of bytes and their scales as whole tensors. All data have one dtype, and all scales."""
+    """Returns quantized rows of bytes and their scales as whole tensors. All data share one dtype, and so do all scales."""
     data, scales = _stored(data, format.element), _stored(scales, format.scale)
     make, elements = _maker(format.scale_layout, format), format.elements
     return [
@@ -119,7 +119,7 @@ def _results(
 
 
 def _stored(tensors: list[torch.Tensor], number: NumberType) -> list[torch.Tensor]:
-    """Views bytes in the dtype that quantization returns; tensors of other dtypes, all of one, are unchanged."""
+    """Views bytes in the dtype that quantization returns. Other dtypes are unchanged; all tensors share one."""
     if not tensors or tensors[0].dtype != torch.uint8 or number.quantized_dtype == "uint8":
         return tensors
     dtype = getattr(torch, number.quantized_dtype)

@@ -38,7 +38,7 @@ def _compute(
 def in_turns(
     sm: Sm, index: int, time: float, ends: tuple[float, float], cycles: tuple[float, float]
 ) -> tuple[float, float]:
-    """Returns the ends of a block if the scheduler takes turns among warps: few instructions do not wait for another's many.
+    """Returns the ends of a block if the scheduler takes turns among its warps, so that short blocks do not wait for long ones.
 
     Args:
         ends: ends after everything that was issued earlier, on the scheduler and on the ALU.

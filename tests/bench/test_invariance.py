@@ -1,4 +1,4 @@
-"""Proofs of batch invariance: draws find a planted difference, models answer alike in any batch, and costs make a table."""
+"""Checks of batch invariance: draws find a planted difference, models answer alike in any batch, and costs make a table."""
 
 import importlib.util
 import json
@@ -124,7 +124,7 @@ def test_costs(monkeypatch, tmp_path, capsys):
 
 @pytest.fixture
 def packed():
-    """A tiny quantized model, packed, and the plain one that it was made from."""
+    """Returns a function that makes a tiny quantized model, packed."""
     pytest.importorskip(
         "transformers", reason="transformers is not installed; make test-transformers installs it"
     )

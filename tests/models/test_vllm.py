@@ -610,7 +610,7 @@ def test_activations_of_w4a4_layers(monkeypatch, key, variable, expected):
     monkeypatch.delenv("NVFP4_CUTE_ACTIVATIONS", raising=False)
     for value, message in (
         ("8bit", "activations='8bit'; use one of auto, 4bit, 4over6, per_row, fp8, 16bit"),
-        ("fp8", "goes with MXFP4 weights, and this checkpoint has none"),
+        ("fp8", "needs MXFP4 weights, and this checkpoint has none"),
     ):
         with pytest.raises(ValueError, match=message):
             CheckpointConfig(MODELOPT | {"activations": value}).activations_of(NVFP4_SCHEME)

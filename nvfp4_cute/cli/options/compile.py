@@ -49,7 +49,8 @@ def add_parser(verbs: Verbs) -> None:
     parser.add_argument(
         "--model",
         metavar="FOLDER",
-        help="a checkpoint: compiles the kernels of its NVFP4 layers for 1 to 8,192 rows, and ignores options of single kernels",
+        help="a checkpoint: compiles the kernels of its NVFP4 and MXFP4 layers for 1 to 8,192 rows, and ignores options of "
+        "single kernels",
     )
     parser.add_argument(
         "--activations",
@@ -61,7 +62,7 @@ def add_parser(verbs: Verbs) -> None:
     parser.add_argument(
         "--batch-invariant",
         action="store_true",
-        help="kernels of a checkpoint in batch-invariant mode, with a global scale per row where it has no scale of activations",
+        help="kernels of a checkpoint in batch-invariant mode, with a global scale per row where it stores none of activations",
     )
     parser.add_argument(
         "--arch", action="append", required=True, help="such as sm_100a; repeat it for more than one"

@@ -75,12 +75,12 @@ def add_parser(verbs: Verbs) -> None:
     parser.add_argument(
         "--distill", type=types.whole, default=0, metavar="PASSES",
         help="after --method gptq: passes over the text that train norms and NVFP4 scales of each block of the model against the "
-        "output of the 16-bit model; 4 to 8 are enough",
+        "output of the 16-bit model, such as 8",
     )  # fmt: skip
     parser.add_argument(
         "--rotate", type=types.positive, metavar="BLOCK",
-        help="first rotate the residual stream and the heads by random Hadamard matrices of this many channels (16, 128), as the "
-        "weights of other layers undo it: nothing remains at run time, but embedding and output layer are no longer tied",
+        help="first rotate the residual stream and the heads by random Hadamard matrices of this many channels, such as 16 or "
+        "128; other weights undo it, so nothing is added at run time, but embedding and output layer are no longer tied",
     )  # fmt: skip
     parser.add_argument("--keep", nargs="+", default=[], metavar="PATTERN", help="layers to leave in 16 bits")
     parser.add_argument(

@@ -58,7 +58,7 @@ class Reentry:
                 yield
 
     def _start(self) -> Callable:
-        """Thread.start of threads that enter the mode, which belongs to one thread."""
+        """Thread.start whose threads enter the mode, because a mode belongs to one thread."""
         real = Thread.start
 
         def start(thread: Thread) -> None:

@@ -40,7 +40,7 @@ NORMALIZING_KEYS = ("norm_topk_prob", "moe_renormalize")
 # Models that divide the weights of a token by their sum only where config.json says so.
 NOT_NORMALIZING_MODELS = ("llama4", "llama4_text", "qwen2_moe", "qwen3_moe")
 GROUP_KEYS = ("n_group", "num_expert_group")
-# Layers of DeepSeek-V4 whose experts follow from the token's id, where config.json does not say.
+# Number of DeepSeek-V4's hash layers, which look up experts by token id, if config.json does not say.
 V4_HASH_LAYERS = 3
 
 
@@ -60,7 +60,7 @@ class RouterConfig:
 
     @classmethod
     def of(cls, text: Mapping[str, Any]) -> "RouterConfig | None":
-        """Reads the config of a text model; returns None for a choice that ``route`` does not make."""
+        """Reads the config of a text model; returns None for a router that ``route`` does not support."""
         model = text.get("model_type")
         scoring: Any = "sigmoid" if model in SIGMOID_MODELS else _first(text, SCORING_KEYS, "softmax")
         groups = _first(text, GROUP_KEYS, 1)
@@ -83,8 +83,8 @@ class ExpertsConfig:
         weight_on_input: whether tokens are multiplied by router weights before the experts; see ``ActivationFormat``.
         latent_size: hidden size of the experts; None for the model's.
         top_k: experts per token; None if no key says it.
-        router: options of ``route``; None for a choice that it does not make.
-        hash_layers: number of first layers of experts whose tokens have the experts of a table (DeepSeek-V4's ``tid2eid``).
+        router: arguments of ``route``; None for a router that it does not support.
+        hash_layers: how many of the first layers look up experts by token id, in a table (DeepSeek-V4's ``tid2eid``).
     """
 
     activation: Activation

@@ -14,7 +14,10 @@ from nvfp4_cute.terminal import Progress
 
 SAMPLE_TOKENS = 512
 RANDOM_SAMPLES = 8
-WRITTEN_AT_ONCE, TEXTS_PER_BATCH = 64, 16
+WRITTEN_AT_ONCE, TEXTS_PER_BATCH = (
+    64,
+    16,
+)  # texts that the model writes together, and texts per calibration batch
 RANDOM_TOKENS = 128
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "tekken.json")
 
@@ -108,14 +111,14 @@ def samples(folder: Path, text: str, vocabulary: int) -> list[torch.Tensor]:
 def generated(model: Any, windows: int, tokens: int = SAMPLE_TOKENS, seed: int = 0) -> list[torch.Tensor]:
     """Returns texts that a model writes, token ids [texts, tokens]: samples of its own predictions after its first token.
 
-    They are the text on which the model is sure to be used as it was trained, where no such text is at hand. (Liu et al.,
-    "LLM-QAT", arXiv 2305.17888, section 2.1.)
+    Such texts resemble the model's training data, which is rarely at hand. (Liu et al., "LLM-QAT", arXiv 2305.17888, section
+    2.1.)
 
     Args:
         model: a causal model of transformers in 16 bits, in eval mode.
         windows: number of texts.
         tokens: length of each.
-        seed: seed of torch's generators, whose states are kept.
+        seed: seed of torch's generators, whose states are restored afterwards.
     """
     first = model.config.get_text_config().bos_token_id or 0
     texts: list[torch.Tensor] = []

@@ -126,11 +126,11 @@ def quantize_checkpoint(
         format: a key of RECIPES.
         layout: an entry of LAYOUTS.
         method: "nearest" scales every block by its largest value. "four_over_six" (NVFP4) tries this scale and 1.5 times it.
-            "search" minimizes the squared error of every block, with the squares of columns weighted by the mean squares of
-            their inputs if ``seen`` has them. "gptq" searches scales, and later columns compensate for errors of earlier ones
+            "search" minimizes the squared error of every block, weighted by the mean squares of the inputs
+            if ``seen`` has them. "gptq" searches scales, and later columns compensate for errors of earlier ones
             (``quantizing.gptq``).
         seen: result of ``calibrate.largest_inputs``; required where activations have stored scales, except by "gptq", which
-            finds them itself. Experts have the inputs of their own tokens.
+            finds them itself. Inputs of an expert are its own tokens.
         calibration: required by "gptq" and used only by it.
         formats: pattern of fnmatch -> an entry of LAYER_FORMATS, for the layers that it matches; the first matching pattern
             applies.
@@ -174,7 +174,9 @@ def quantize_checkpoint(
             "Calibration for it"
         )
     if distill < 0 or (distill and method != "gptq"):
-        raise ValueError(f'distill={distill} with method={method!r}: passes from 0, after method="gptq"')
+        raise ValueError(
+            f'distill={distill} with method={method!r}: training comes after method="gptq"; pass 0 for none'
+        )
     source, target = Path(folder), Path(out)
     config = config_of_16_bits(source)
     files = TensorFiles(source)

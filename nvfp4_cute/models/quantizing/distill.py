@@ -1,11 +1,12 @@
 """Trains the scales and norms of a quantized block, so that its output approaches that of the 16-bit block.
 
 The 16-bit block reads the output of 16-bit blocks, and the quantized block reads that of quantized blocks, so training also
-undoes errors of earlier blocks. The loss is the squared error of each token relative to its square, because the next norm divides
-by it.
+undoes errors of earlier blocks. The loss of a token is its squared error divided by the square of its target, because the
+next norm divides by the token's magnitude.
 
-Codes stay. Factors of norms and scales of NVFP4 blocks change. Each step rounds the scales to e4m3 and passes their gradients on
-(a straight-through estimator: Esser et al., "Learned step size quantization", arXiv 1902.08153).
+Training changes the weights of norms and the scales of NVFP4 blocks, and leaves the codes of elements. Each step rounds the
+scales to e4m3 and passes their gradients on (a straight-through estimator: Esser et al., "Learned step size quantization",
+arXiv 1902.08153).
 """
 
 import math
@@ -19,8 +20,8 @@ from nvfp4_cute.formats.block_format import NVFP4
 from nvfp4_cute.formats.codecs import decode_e2m1, decode_e4m3, encode_e4m3, unpack_e2m1
 from nvfp4_cute.models.checkpoints.stored import StoredWeight
 
-# Learning rate of Adam, for logarithms of factors, and its fraction at the end of a cosine. On 3,072 tokens, 8e-3 fits the
-# calibration text better and other text worse.
+# Learning rate of Adam for the logarithms of factors, and the fraction of it at the end of a cosine schedule. On 3,072 tokens,
+# 8e-3 fits the calibration text better and other text worse.
 RATE, LAST_RATE = 2e-3, 0.1
 MOMENTS = (0.9, 0.95)
 
@@ -50,7 +51,7 @@ class _Scaled:
         self.factors = torch.zeros_like(self.scales, requires_grad=True)
 
     def __call__(self) -> torch.Tensor:
-        """Returns values, float32 [N, K]: of rounded scales, with the gradients of the scales before rounding."""
+        """Returns the weights, float32 [N, K], with rounded scales. Gradients flow to the scales before rounding."""
         wanted = self.scales * self.factors.exp()
         scales = decode_e4m3(encode_e4m3(wanted.detach())) + (wanted - wanted.detach())
         assert self.stored.global_scale is not None
@@ -63,6 +64,7 @@ class _Scaled:
 
 
 Views = Callable[[Callable[[torch.nn.Module], Any]], Sequence[torch.Tensor]]
+"""(module -> object with its tensors) -> views [N, K] of the tensors of a block's weights."""
 
 
 @torch.enable_grad()
@@ -74,12 +76,13 @@ def distill(
     targets: Sequence[torch.Tensor],
     passes: int,
 ) -> list[StoredWeight]:
-    """Trains a block, whose weights and norms become the trained ones.
+    """Trains the scales and norms of a block in place.
 
     Args:
         block: a block of a model, with quantized weights in its parameters.
-        stored: its weights as files store them; those in other formats than NVFP4 stay.
-        views: returns views of the parameters of ``stored``, [N, K] each, given a function from a module to what holds them.
+        stored: its weights as files store them; those in other formats than NVFP4 do not change.
+        views: returns a view per entry of ``stored``: of parameters if called with the identity, of gradients if with a wrapper
+            whose attributes are gradients.
         runs: functions that return the block's output for each window.
         targets: outputs of the 16-bit block.
         passes: how often each window is used.
@@ -128,7 +131,7 @@ def _put(places: Sequence[torch.Tensor], values: Sequence[torch.Tensor]) -> None
 
 
 def loss(found: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-    """Returns the mean over tokens of the squared error relative to the square of the target, both [..., H]."""
+    """Returns the mean over tokens of the squared error, divided by the square of the target. Both arguments are [..., H]."""
     target = target.to(found.device).float()
     error = (found.float() - target).square().sum(-1)
     return (error / target.square().sum(-1).clamp(min=torch.finfo(torch.float32).tiny)).mean()

@@ -5,7 +5,7 @@ After each stage its weights are rounded, and the model uses the rounded ones fr
 the last block.
 
 The device holds one block, the sums of the stage's layers (a float32 [K, K] matrix per linear input or per expert), and one
-window. The host holds the 16-bit model, and a hidden state per token. Training a block takes the sums of all its stages, a
+window. The host holds the 16-bit model, and a hidden state per token. Training a block also needs the sums of all its stages, a
 gradient per weight, and a second hidden state per token, that of the 16-bit model.
 """
 
@@ -74,7 +74,7 @@ class _Group:
         return id(self.sites[0].module), self.sites[0].second
 
     def weights(self, of: Callable[[torch.nn.Module], Any] = lambda module: module) -> Iterator[torch.Tensor]:
-        """Iterates over views of the parameters, [N, K] each, of ``of(module)``."""
+        """Iterates over views [N, K] of the group's weights, which are attributes of ``of(module)``."""
         for layer, site in zip(self.layers, self.sites, strict=True):
             if site.expert is None:
                 yield of(site.module).weight
@@ -102,7 +102,7 @@ class _Observer:
         format = self.formats.get(key)
         if format is not None:
             used = rounded(rows.detach(), format, self.scales[key] if format == "nvfp4" else None)
-            # Adds zeros that have the gradient of the rows before rounding.
+            # Adds zeros through which gradients reach the rows before rounding.
             used = used + (rows - rows.detach()) if rows.requires_grad else used
         if key in self._watched:
             self._rows[key] = rows, used
@@ -181,11 +181,11 @@ def quantize_blocks(
         output = model.get_output_embeddings()
         last = [group for group in placed.values() if group.sites[0].module is output]
         if last:
-            behind = [
+            last_runs = [
                 partial(_run_behind, model, blocks, state, ids)
                 for state, ids in zip(states, batches, strict=True)
             ]
-            yield from _solved(last, observer, behind, solve, device)
+            yield from _solved(last, observer, last_runs, solve, device)
 
 
 def _solved(
@@ -249,7 +249,7 @@ def decoder_blocks(model: torch.nn.Module) -> list[torch.nn.Module]:
 
 
 def norms_of(model: torch.nn.Module, files: TensorFiles) -> dict[str, torch.Tensor]:
-    """Returns the factors of the norms in a model's blocks, by their names in a checkpoint and in its dtypes."""
+    """Returns the weights of the norms in a model's blocks, by name in the checkpoint and in the checkpoint's dtypes."""
     modules = dict(model.named_modules())
     inside = {id(module) for block in decoder_blocks(model) for module in block.modules()}
     found = {}

@@ -29,6 +29,7 @@ from nvfp4_cute.models.quantizing.checkpoint import config_of_16_bits
 # Models whose blocks are x + attention(norm(x)) and x + mlp(norm(x)), with RMSNorm and nothing else between.
 MODELS = ("llama", "mistral", "mixtral", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe")
 NORMS = ("input_layernorm", "post_attention_layernorm", "norm")
+# Linear layers that read the first norm of a block, and those that read the second one.
 READ_BY_ATTENTION = ("q_proj", "k_proj", "v_proj")
 READ_BY_MLP = ("gate_proj", "up_proj", "w1", "w3", "gate", "shared_expert_gate")
 WRITERS = ("o_proj", "down_proj", "w2")
@@ -63,7 +64,7 @@ class Rotation:
         return ((x * self.signs).unflatten(-1, (-1, len(self.matrix))) @ self.matrix).flatten(-2)
 
 
-class _Turned:
+class _Rotated:
     """Tensors of a checkpoint after the rotation."""
 
     def __init__(self, files: TensorFiles, config: dict[str, Any], block: int, seed: int):
@@ -85,11 +86,11 @@ class _Turned:
             return torch.ones_like(given)
         if layer not in (*READ_BY_ATTENTION, *READ_BY_MLP, *WRITERS, *EMBEDDINGS, *OUTPUT):
             raise CheckpointError(
-                f"{name} is not a tensor whose rotation is known; quantize without --rotate"
+                f"{name} is a tensor that rotations do not support; quantize without --rotate"
             )
-        return self._turned(given.float(), module, layer).to(given.dtype)
+        return self._rotated(given.float(), module, layer).to(given.dtype)
 
-    def _turned(self, value: torch.Tensor, module: str, layer: str) -> torch.Tensor:
+    def _rotated(self, value: torch.Tensor, module: str, layer: str) -> torch.Tensor:
         """Rotates a weight [N, K] or a bias [N] of the layer."""
         if layer in EMBEDDINGS:
             return self.residual(value)
@@ -109,7 +110,7 @@ class _Turned:
 
 
 def _norm_of(module: str, layer: str) -> str:
-    """Returns the norm that a layer reads."""
+    """Returns the name of the norm whose output a layer reads."""
     if layer in OUTPUT:
         return f"{module.removesuffix(layer)}model.norm"
     block = BLOCK_OF.match(module)
@@ -130,8 +131,8 @@ def rotate_checkpoint(folder: str | Path, out: str | Path, *, block: int = 128, 
         seed: seed of the random signs.
 
     Raises:
-        CheckpointError: the model is quantized, of another type, or has a tensor whose rotation is not known.
-        ValueError: ``block`` is not a power of two, or 1.
+        CheckpointError: the model is quantized, of another type, or has a tensor that rotations do not support.
+        ValueError: ``block`` is not a power of two, or is 1.
     """
     if block < 2 or block & (block - 1):
         raise ValueError(f"block={block} is not a power of two from 2; take 16 or 128")
@@ -139,18 +140,18 @@ def rotate_checkpoint(folder: str | Path, out: str | Path, *, block: int = 128, 
     config = config_of_16_bits(source)
     if config.get("model_type") not in MODELS:
         raise CheckpointError(
-            f"{source} is a model of type {config.get('model_type')!r}; rotations are known to be exact for {', '.join(MODELS)}: "
+            f"{source} is a model of type {config.get('model_type')!r}; rotations support {', '.join(MODELS)}: "
             "quantize without --rotate"
         )
     files = TensorFiles(source)
     tied = {f"{OUTPUT[0]}.weight": "model.embed_tokens.weight"} if config.get("tie_word_embeddings") else {}
     for output, table in tied.items():
         files.entries.setdefault(output, files.entries[table])
-    turned = _Turned(files, config, block, seed)
+    rotated = _Rotated(files, config, block, seed)
     shapes = [(name, files[name].dtype, entry.shape) for name, entry in files.entries.items()]
     with TensorWriter(target, shapes) as writer:
         for name in files:
-            writer.write(name, turned(name))
+            writer.write(name, rotated(name))
     for path in source.iterdir():
         if path.is_file() and path.suffix != ".safetensors" and path.name not in ("config.json", INDEX):
             shutil.copy(path, target / path.name)

@@ -114,7 +114,7 @@ def layers_to_quantize(entries: Mapping[str, Entry], rules: Rules) -> tuple[list
         elif k % recipe.weights.k_multiple:
             left[name] = f"K={k} is not a multiple of {recipe.weights.k_multiple}"
         elif recipe.weights == FP8_ROWS and (n % FP8_MULTIPLE or k % FP8_MULTIPLE):
-            left[name] = f"[{n}, {k}] are not multiples of {FP8_MULTIPLE}, as engines' FP8 products need them"
+            left[name] = f"[{n}, {k}] are not multiples of {FP8_MULTIPLE}, which engines' FP8 products need"
         else:
             group = group_of(name)
             chosen.append(

@@ -44,7 +44,7 @@ from nvfp4_cute.planning.arch.simt import ARCHS
 LISTS = ("ignore", "exclude_modules")
 # Key that users may add to a config; values are those of ``checkpoints.Checkpoint``.
 MISSING = "missing_input_scale"
-# What vLLM puts before the names of a draft model's modules, which its checkpoint lacks.
+# Prefix that vLLM adds to the module names of a draft model.
 DRAFT = "draft_model."
 # Layers that vLLM merges into others. It multiplies ones by them to get their weights, and those ones would be quantized.
 ABSORBED = ("kv_b_proj",)
@@ -117,7 +117,7 @@ class CheckpointConfig(QuantizationConfig):
         is_asked = asks(hf_quant_cfg, user_quant)
         reason = refusal(hf_quant_cfg, getattr(hf_config, "model_type", None), is_asked)
         if reason is None and not _has_kernel():
-            reason = "this GPU has no kernel here"
+            reason = "this package has no kernels for this GPU"
         if reason is not None and user_quant == cls.name:
             raise UnsupportedProblem(f"--quantization {cls.name}: {reason}; leave the option out")
         return cls.name if reason is None else None
@@ -218,7 +218,7 @@ class CheckpointConfig(QuantizationConfig):
         By default W4A4 layers choose by the rows of each call, and rows of MXFP4 layers keep 16 bits.
 
         Raises:
-            ValueError: the choice is unknown, or it is FP8 rows, and no layer is MXFP4.
+            ValueError: the choice is unknown, or it is FP8 rows and no layer is MXFP4.
         """
         chosen = asked_activations(self.quantization)
         if chosen not in ACTIVATION_CHOICES:
@@ -228,7 +228,7 @@ class CheckpointConfig(QuantizationConfig):
         own = ACTIVATION_CHOICES[chosen]
         if own == "fp8" and not any(one.weights == MXFP4.name for one in self.convention.schemes):
             raise ValueError(
-                f"{ACTIVATIONS}={chosen!r} goes with MXFP4 weights, and this checkpoint has none; use one of "
+                f"{ACTIVATIONS}={chosen!r} needs MXFP4 weights, and this checkpoint has none; use one of "
                 f"{', '.join(one for one in ACTIVATION_CHOICES if one != FP8_ROWS)}"
             )
         if scheme.weights == MXFP4.name:
@@ -260,7 +260,7 @@ def check_no_lora(prefix: str) -> None:
     targets = None if lora is None else getattr(lora, "target_modules", None)
     if lora is not None and (targets is None or any("experts" in target for target in targets)):
         raise UnsupportedProblem(
-            f"--enable-lora: experts of the nvfp4_cute plug-in, such as {prefix}, take no LoRA adapters, and linear layers do; "
+            f"--enable-lora: experts of the nvfp4_cute plug-in, such as {prefix}, take no LoRA adapters; linear layers do: "
             "pass --lora-target-modules with linear layers, such as q_proj, or --quantization with one of vLLM's own methods"
         )
 

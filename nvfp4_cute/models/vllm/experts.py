@@ -47,7 +47,7 @@ from nvfp4_cute.nn.experts import SortedExperts
 from nvfp4_cute.nn.linear import K_STEP
 
 MXFP4_TOOL = "mxfp4"  # the reader of gpt-oss
-# Roles of its tensors, each with all experts, by the names that vLLM gives them.
+# Role of a tensor with all experts -> vLLM's name.
 GPT_OSS = {DATA: "weight", SCALE: "weight_scale", BIAS: "bias"}
 
 
@@ -208,7 +208,7 @@ class ExpertsMethod(FusedMoEMethodBase):
         return weight, factor, factors(path[INPUT], inputs, self.convention)
 
     def _bias(self, layer: Any, name: str) -> torch.Tensor | None:
-        """Returns a projection's biases, zero where files have none because rows pad a rank; deletes the parameter."""
+        """Returns a projection's biases, zero in rows that pad a rank's share; deletes the parameter."""
         bias = layer._parameters.pop(self._key(name, BIAS), None)
         if bias is None:
             return None

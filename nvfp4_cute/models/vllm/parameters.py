@@ -146,7 +146,7 @@ class ExpertsLoader:
         expert_id: int | None,
         return_success: bool = False,
     ) -> bool | None:
-        """Loads one expert's projection; vLLM calls this. Without an expert, loads all of them, cut to the rank (gpt-oss)."""
+        """Loads one expert's projection; vLLM calls this. No ``shard_id``: loads all experts, cut to the rank (gpt-oss)."""
         if shard_id is None:
             self.matrix.fit(param, loaded_weight, not self.seen)
             copy_leading(param, loaded_weight)
@@ -167,7 +167,7 @@ class ExpertsLoader:
 
 
 def copy_leading(param: torch.nn.Parameter, loaded_weight: torch.Tensor, *rest: Any, **options: Any) -> None:
-    """Loads a tensor into the first rows and columns of ``param``, whose others pad the widths of ranks."""
+    """Loads a tensor into the first rows and columns of ``param``; the others pad the rank's share."""
     param.data[tuple(slice(size) for size in loaded_weight.shape)] = loaded_weight
 
 
@@ -247,7 +247,7 @@ def is_dummy() -> bool:
 
 
 def make_up_dummies(*parameters: torch.Tensor | None) -> None:
-    """Makes positive scales of the random numbers that vLLM loads instead of files. Exponents (MXFP4) become those of 1."""
+    """Turns the random numbers that vLLM loads instead of files into positive scales; MXFP4's exponents become those of 1."""
     if is_dummy():
         for parameter in parameters:
             if parameter is not None and parameter.dtype == torch.uint8:

@@ -13,7 +13,7 @@ from nvfp4_cute.models.checkpoints.stored import FP8, INT4, Scheme
 OTHERS = ("transform_config", "sparsity_config")
 # Supported formats of weights and activations.
 TAKEN = (("nvfp4", "nvfp4"), ("nvfp4", None), (INT4, None), ("mxfp4", "mxfp4"), ("mxfp4", None))
-# The plug-in's name for ``--quantization``, the key of a config with bits of activations, and its value for FP8 rows.
+# The plug-in's name for ``--quantization``, the config's key for activations, and the value of that key for FP8 rows.
 NAME, ACTIVATIONS, FP8_ROWS = "nvfp4_cute", "activations", "fp8"
 # Schemes that store one int4 per byte.
 BYTES = ("int-quantized",)
@@ -38,7 +38,7 @@ def original(quantization: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def asked_activations(quantization: Mapping[str, Any]) -> str:
-    """Returns the word for the activations from the environment, or else from a config; "auto" by default."""
+    """Returns the activations that the environment asks for, or else the config; "auto" by default."""
     return env.activations() or quantization.get(ACTIVATIONS) or "auto"
 
 
@@ -59,8 +59,8 @@ def refusal(
 
     The plug-in serves checkpoints whose quantized layers are NVFP4 with 4-bit or 16-bit activations, or int4 with 16-bit ones.
     In configs of ModelOpt and compressed-tensors, some layers may be FP8; vLLM computes these. Checkpoints with MXFP4 layers
-    are served where the user asks for it, since vLLM's own kernels are about as fast for 16-bit rows, and those of ModelOpt,
-    for which vLLM has no method.
+    are served if the user asks for it, because vLLM's own kernels are about as fast for 16-bit rows. ModelOpt's MXFP4
+    checkpoints are always served, because vLLM has no method for them.
 
     Args:
         quantization: quantization_config of config.json, or hf_quant_config.json.
@@ -70,7 +70,7 @@ def refusal(
     quantization = original(quantization)
     is_gpt_oss = quantization.get("quant_method") == "mxfp4"
     if model_type in INTERLEAVED_MODELS and not is_gpt_oss:
-        return f"models of type {model_type} have gate and up in turns, and biases, which the plug-in reads from MXFP4 only"
+        return f"models of type {model_type} have gate and up in turns, and biases; the plug-in supports both in MXFP4 only"
     if model_type not in INTERLEAVED_MODELS and is_gpt_oss:
         return f"quant_method mxfp4 has the tensors of gpt_oss, and the model is {model_type}"
     unknown = [key for key in OTHERS if quantization.get(key)]
@@ -96,7 +96,7 @@ def refusal(
     is_optional = convention.tool != "modelopt" and any(s.weights == "mxfp4" for s in convention.schemes)
     if is_optional and not (asks(quantization) if is_asked is None else is_asked):
         return (
-            f"for MXFP4 weights and 16-bit rows these are about as fast; --quantization {NAME}, or "
+            f"for MXFP4 weights and 16-bit rows they are about as fast; --quantization {NAME}, or "
             f"{env.ACTIVATIONS.name}={FP8_ROWS}, chooses this package"
         )
     return None

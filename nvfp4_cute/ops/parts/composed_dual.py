@@ -32,7 +32,7 @@ def is_composed(a_scale: Any, formats: Formats, backend: str, *operands: Any) ->
         a_scale: None where ``a`` has 16-bit values.
         formats: formats of ``a`` and of the weights.
         backend: the operation's backend.
-        operands: tensors or lists; the first tensor tells the device.
+        operands: tensors or lists of tensors; the first tensor determines the device.
     """
     if formats[1].scale_layout != "rowmajor" or not (a_scale is None or formats in fp8.PAIRS):
         return False

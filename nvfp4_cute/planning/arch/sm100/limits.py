@@ -153,7 +153,7 @@ class TmemMap:
         num_acc_stage: accumulators.
         sfa_col, sfb_col: first columns of the scales.
         used_cols: columns in use.
-        sf_atoms: scale atoms of each operand that the columns hold at a time; a K tile's atoms take turns.
+        sf_atoms: scale atoms of each operand that the columns hold; a K tile with more atoms uses them one after the other.
     """
 
     acc_cols: int
@@ -322,8 +322,9 @@ def tmem_map(config: KernelConfig, num_b: int = 1, formats: Formats = NVFP4_PAIR
     """Returns the tensor memory of ``config``: accumulators, then scales of A and of B.
 
     Two accumulators that do not fit next to each other share columns: the second ends where the scales begin. The MMA waits until
-    the epilogue has read these columns, in a dual GEMM one slice of both products at a time. There the columns hold half of a K
-    tile's scales at a time, which leaves a single slice of shared columns.
+    the epilogue has read these columns, in a dual GEMM one slice of both products at a time. If its two accumulators would
+    fill tensor memory, the scales of both halves of a K tile use the same columns one after the other, so that only one slice is
+    shared.
 
     Args:
         formats: formats of ``a`` and ``b``.
