@@ -80,7 +80,7 @@ def test_kernels_of_mxfp4_layers():
         assert any("fp8_1xk_x_mxfp4_fp8" in name for name in names) == is_fp8
         (names,) = engines.kernels_by_rows(kind, target, (8,)).values()
         assert any("w4a16" in name or "weight_only" in name for name in names)
-        assert kind is linear or names[-1].endswith("_bias")
+        assert kind is linear or "_bias" in names[-1]
 
 
 def test_sizes_of_a_kind():
@@ -102,7 +102,7 @@ def test_all_kernels_of_a_checkpoint():
     kinds = inspect(Checkpoint(MOE)).kinds
     assert [kind.shape for kind in engines.joined(k for k in kinds if k.scheme)] == ["[256, 128]"]
     names = {key.to_name() for key in engines.checkpoint_kernels(kinds, "sm_90a", 2, 40)}
-    assert {"nvfp4_w4a16_sm_90a_m8_bfloat16_bfloat16_alpha", "moe_finalize_sm_90a_bfloat16"} <= names
+    assert {"nvfp4_w4a16_sm_90a_m8_bfloat16_bfloat16_alpha", "moe_finalize_sm_90a_bfloat16_2"} <= names
 
 
 def test_kernels_of_scales_per_row():

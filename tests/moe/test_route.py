@@ -193,7 +193,7 @@ def test_refusals():
             (x, 2),
             {"ids": torch.zeros(2, 2, dtype=torch.int32), "correction_bias": torch.zeros(8)},
             ValueError,
-            "leave either of them out",
+            "leave out ids, or both of these",
         ),
         ((x, 2), {"ids": torch.zeros(2, 2)}, TypeError, "expected whole numbers"),
         ((x, 2), {"scoring": "tanh"}, ValueError, "scoring='tanh'"),
