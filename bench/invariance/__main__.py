@@ -35,25 +35,31 @@ def main(argv: list[str] | None = None) -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )  # fmt: skip
     parts = parser.add_subparsers(dest="part", required=True)
-    of_draws = parts.add_parser("draws", help="random batches of operations")
-    of_draws.add_argument("--draws", type=int, default=200, help="batches per case")
-    of_draws.add_argument("--jobs", type=int, default=8, help="processes")
-    of_cost = parts.add_parser("cost", help="what the mode costs")
-    of_cost.add_argument(
+    draws_parser = parts.add_parser("draws", help="random batches of operations")
+    draws_parser.add_argument("--draws", type=int, default=200, help="batches per case")
+    draws_parser.add_argument("--jobs", type=int, default=8, help="processes")
+    cost_parser = parts.add_parser("cost", help="what the mode costs")
+    cost_parser.add_argument(
         "--after", type=Path, metavar="FILE", help="compile, then wait for this file before timing"
     )
-    of_cost.add_argument("--jobs", type=int, help="processes that compile")
-    of_transformers = parts.add_parser("transformers", help="a whole model in transformers")
-    of_vllm = parts.add_parser("vllm", help="a whole model in vLLM")
-    for part in (of_transformers, of_vllm):
+    cost_parser.add_argument("--jobs", type=int, help="processes that compile")
+    transformers_parser = parts.add_parser("transformers", help="a whole model in transformers")
+    vllm_parser = parts.add_parser("vllm", help="a whole model in vLLM")
+    for part in (transformers_parser, vllm_parser):
         part.add_argument("model", help="name of a config in bench/models/configs, or a folder")
         part.add_argument("--layers", type=int, help="number of layers; default: all of the model")
-        part.add_argument("--prompts", type=int, default=64)
-        part.add_argument("--tokens", type=int, default=TOKENS)
-    of_transformers.add_argument("way", help="a way of random_model, such as 16bit or nvfp4")
-    of_vllm.add_argument("scheme", help="w4a16 or w4a4 for random weights; checkpoint for those of a folder")
-    of_vllm.add_argument("mode", choices=MODES)
-    of_vllm.add_argument("--eager", action="store_true", help="no CUDA graphs")
+        part.add_argument("--prompts", type=int, default=64, help="number of random prompts")
+        part.add_argument("--tokens", type=int, default=TOKENS, help="tokens per answer")
+    transformers_parser.add_argument("way", help="a way of random_model, such as 16bit or nvfp4")
+    vllm_parser.add_argument(
+        "scheme", help="w4a16 or w4a4 for random weights; checkpoint for those of a folder"
+    )
+    vllm_parser.add_argument(
+        "mode",
+        choices=MODES,
+        help='on: VLLM_BATCH_INVARIANT=1; "layers off": only vLLM\'s own code in the mode; off: neither',
+    )
+    vllm_parser.add_argument("--eager", action="store_true", help="no CUDA graphs")
     for part in parts.choices.values():
         part.add_argument("--out", type=Path, default=Path(), help="folder for the JSON file")
         part.add_argument("--seconds", type=float, default=3600, help="time limit")

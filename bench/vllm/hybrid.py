@@ -2,8 +2,8 @@
 
     python -m nvfp4_cute.bench.vllm.hybrid --out FOLDER
 
-makes a small model with random weights, quantizes it in both layouts, and serves it with the plug-in. vLLM's tokens are then
-judged by transformers: each should have the highest logit after the same tokens, up to rounding.
+This command makes a small model with random weights, quantizes it in both layouts, and serves it with the plug-in. Transformers
+then judges vLLM's tokens: each should have the highest logit after the same tokens, up to rounding.
 """
 
 import argparse

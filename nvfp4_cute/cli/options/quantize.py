@@ -20,9 +20,9 @@ examples:
   nvfp4-cute quantize MODEL --out DIR --recipe nemotron    formats by type of layer, also for hybrid Mamba models
   nvfp4-cute quantize MODEL --out DIR --lm-head nvfp4 --embedding mxfp8    also the output layer and the embedding
 
-MODEL is a folder of config.json and safetensors files, one tensor per expert. --calibrate needs transformers (pip install
-"nvfp4-cute[models]"); quantizing weights alone does not. Routers are never quantized, and output layers and embeddings only
-with their options.
+MODEL is a folder of config.json and safetensors files, one tensor per expert. --calibrate and --generate need transformers
+(pip install "nvfp4-cute[models]"); quantizing weights alone does not. Routers are never quantized, and output layers
+and embeddings only with their options.
 """
 
 
