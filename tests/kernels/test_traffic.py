@@ -47,10 +47,16 @@ def aligned_ones(*shape):
     ],
 )
 def test_quantize_reads_and_writes_once(m, k, gated):
-    """Inputs, data and scales are transferred once. Scales have at least 128 rows."""
+    """Inputs and data are transferred once. Scales have at least 128 rows.
+
+    Where few rows leave SMs idle, lanes hold one block each, which is faster on an H200. Up to four stores then write a
+    sector of scales, because it belongs to rows r, r + 32, r + 64 and r + 96.
+    """
     x, up = aligned_ones(2, m, k)
     with observe(timing=True) as observer:
         quantize(x, up=up if gated else None, global_scale=0.5, backend="emulator")
     (timing,) = observer.timings
-    least = (1 + gated) * 2 * m * k + m * k // 2 + -(-m // 128) * 128 * k // 16
-    assert least <= timing.hbm_bytes + timing.stored_bytes <= MOST * least
+    scales = -(-m // 128) * 128 * k // 16
+    least = (1 + gated) * 2 * m * k + m * k // 2 + scales
+    is_few = "_few_" in timing.kernel
+    assert least <= timing.hbm_bytes + timing.stored_bytes <= MOST * (least + 3 * scales * is_few)
