@@ -6,8 +6,8 @@ per choice. The operations are those of ``quantize``, bit for bit. Scales of mis
 nothing reads them. Unquantized: data (rows, K).
 
 Work: a warp takes 512 values of one token, a lane 16: a block of NVFP4, or half a block of MXFP4 and MXFP8. With a
-global scale per row, a CTA takes a token, and reads it twice: for the largest magnitude, then, from caches. If there
-are few choices in total, every warp computes the order of rows by itself without an earlier launch, and the warps
+global scale per row, a CTA takes a token, and reads it twice: for the largest magnitude, then from caches to quantize
+it. If there are few choices in total, every warp computes the order of rows by itself without an earlier launch, and the warps
 together write the order for later kernels.
 """
 

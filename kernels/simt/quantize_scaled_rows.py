@@ -130,7 +130,7 @@ class QuantizeScaledRowsKernel(QuantizeKernel):
             self.store(operands, replace(place, k_block=block), rest, scale)
 
     def columns(self, operands: QuantizeOperands) -> Int32:
-        """Returns the scales of a row with the padding of atoms, which is written as zeros."""
+        """Returns the number of scales per row, including the padding of atoms, which is written as zeros."""
         return cute.ceil_div(operands.k // self.block_k, ATOM_COLS) * ATOM_COLS
 
     def new_block(self) -> cute.Tensor:

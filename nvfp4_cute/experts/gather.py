@@ -99,7 +99,7 @@ def gather(
 def found_scales(
     global_scale: torch.Tensor | str | None, rows: int, device: torch.device
 ) -> torch.Tensor | None:
-    """Allocates float32 [rows] if ``global_scale`` is "per_row". Raises ValueError for other texts."""
+    """Allocates float32 [rows] if ``global_scale`` is "per_row". Raises ValueError for other strings."""
     if not isinstance(global_scale, str):
         return None
     checks.check_choice("global_scale", global_scale, (PER_ROW,))

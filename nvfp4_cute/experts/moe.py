@@ -72,7 +72,8 @@ def moe(
         backend: see :func:`nvfp4_cute.gemm`.
 
     Returns:
-        [T, H] in the dtype of x; the same bits in every run, and on any number of ranks that divide experts.
+        [T, H] in the dtype of x; the same bits in every run. Ranks that divide experts return the bits of one process if sums of
+        products do not depend on the kernel's config.
 
     Raises:
         TypeError, ValueError, UnsupportedProblem: an operand breaks a rule.
@@ -97,7 +98,7 @@ def compute(
     shared: torch.Tensor | None,
     parallel: Parallel | None,
 ) -> torch.Tensor:
-    """Computes a layer that is described by records; arguments and errors are those of ``moe``.
+    """Computes the layer that a record describes; other arguments and errors are those of ``moe``.
 
     Rounding happens four times: rows to their format twice, the second product's rows to ``x``'s dtype, and the result. A
     ``grouped_gemm`` and ``activate`` replace ``grouped_dual_gemm`` with biases, without a gate, or where it cannot read

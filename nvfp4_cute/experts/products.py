@@ -66,7 +66,7 @@ _checked: set[tuple[Any, ...]] = set()
 
 @dataclass(frozen=True, eq=False)
 class LocalExperts:
-    """Checked experts of this process: fields are arguments of ``moe``, factors are float32 [E] or None."""
+    """Checked experts of this process. Fields are those of the layer's records; factors are float32 [E] or None."""
 
     w13: Any
     w2: Any
@@ -280,7 +280,7 @@ class LocalExperts:
         )
 
     def _two_launches(self, rows: ExpertRows, ids, order, dtype, first_expert, backend, config) -> ExpertRows:
-        """Computes the first product, then its activation, and quantizes the results."""
+        """Computes the first product, then its activation, quantized unless rows have 16 bits."""
         gate_layout: Any = self.weight_layout
         h = grouped_gemm(
             rows.data, self.w13.data, rows.scale, self.w13.scale, order.offs, self.gate_alpha, out_dtype=dtype,

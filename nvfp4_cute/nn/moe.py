@@ -92,9 +92,10 @@ class MoE(NamesFormats):
         intermediate_size: I, a multiple of 32.
         format: format of the weights: NVFP4, MXFP4, MXFP8, an ``int4_format``, FP8_128x128 or INT8. For int4, a pair gives w13
             and w2 different block sizes.
-        activations: see ``moe``. NVFP4 weights: "nvfp4" or "16bit". MX weights: "mxfp8_e4m3", "mxfp8_e5m2", "mxfp4" or "16bit".
-            FP8_128x128: "16bit" or "fp8_1x128". INT8: "16bit" or "int8". int4: "16bit". None selects the first of these.
-            ``from_experts`` and ``from_quantized`` also take "fp8_1xk" for MXFP4 weights, and convert them to MXFP4_FP8 (sm_90a).
+        activations: see ``moe``. NVFP4 weights: "nvfp4", "nvfp4_four_over_six" or "16bit". MX weights: "mxfp8_e4m3",
+            "mxfp8_e5m2", "mxfp4" or "16bit". FP8_128x128: "16bit" or "fp8_1x128". INT8: "16bit" or "int8". int4: "16bit". None
+            selects the first of these. ``from_experts`` and ``from_quantized`` also take "fp8_1xk" for MXFP4 weights, and convert
+            them to MXFP4_FP8 (sm_90a).
             "fp8" is "fp8_1x128" or "fp8_1xk", by the weights, as in :class:`nvfp4_cute.QuantizedLinear`.
         activation: an :class:`nvfp4_cute.Activation` or its name.
         weight_layout: see ``moe``.
