@@ -47,10 +47,9 @@ def route(
         >>> ids.tolist(), weights.tolist()
         ([[1, 3]], [[0.5, 0.5]])
 
-    A score is the ``softmax`` (over all experts) or ``sigmoid`` of a logit, or the square root of its softplus, log(1 +
-    exp(logit)). The experts with the largest scores are chosen; ties go to the lowest id. The weights of a token are its
-    experts' scores, divided by their sum with ``renormalize``.
-    Settings of common models:
+    A score is the ``softmax`` (over all experts) or ``sigmoid`` of a logit, or ("sqrtsoftplus") the square root of its
+    softplus, log(1 + exp(logit)). The experts with the largest scores are chosen; ties go to the lowest id. The
+    weights of a token are its experts' scores, divided by their sum with ``renormalize``. Settings of common models:
 
     - Qwen3-MoE, Mixtral: softmax, then top-k, with ``renormalize=True``, which equals a softmax of the chosen logits. gpt-oss
       also has its router's ``bias``.

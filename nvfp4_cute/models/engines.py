@@ -136,7 +136,7 @@ def checkpoint_kernels(
     In batch-invariant mode, these are the kernels of that mode.
 
     Args:
-        kinds: kinds of an inspection; those with other weights than NVFP4 and MXFP4 are ignored.
+        kinds: kinds of an inspection. Kinds whose weights are neither NVFP4 nor MXFP4 are ignored.
         target, activation: see ``kernels_by_rows``.
         top_k: experts per token.
         max_rows: largest number of rows, or tokens, per call.

@@ -200,7 +200,7 @@ def _rows_of(stored: str | None, activations: LayerActivations) -> str | None:
 
 
 def own_scale(given: torch.Tensor | float | None, activations: str) -> Any:
-    """Returns the input scale of a linear layer: ``given``, the checkpoint's; one per row; or "auto"."""
+    """Returns the input scale of a linear layer: ``given`` by the checkpoint, one per row, or "auto" if none is given."""
     if scales_rows(activations) or (given is None and is_batch_invariant()):
         return PER_ROW
     return "auto" if given is None else given
@@ -271,6 +271,9 @@ def experts_module(
         keep_two_factors: give gate and up separate factors even where these agree, because experts that are later moved here
             may have different ones.
         decode: see ``linear_module``.
+
+    Raises:
+        UnsupportedProblem, UnsupportedTarget: see ``linear_module``.
     """
     if isinstance(activation, str):
         activation = activation_of(activation)

@@ -109,7 +109,7 @@ def _results(
     factors: Sequence[torch.Tensor | None],
     format: BlockFormat,
 ) -> list[BlockScaledTensor]:
-    """Returns quantized rows of bytes and their scales as whole tensors. All data share one dtype, and so do all scales."""
+    """Makes tensors of quantized rows in bytes and their scales. All data share one dtype, and so do all scales."""
     data, scales = _stored(data, format.element), _stored(scales, format.scale)
     make, elements = _maker(format.scale_layout, format), format.elements
     return [

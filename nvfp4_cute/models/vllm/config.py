@@ -107,7 +107,7 @@ class CheckpointConfig(QuantizationConfig):
     ) -> str | None:
         """Returns this method's name for a checkpoint that it supports, unless the user names another method.
 
-        It supports the checkpoints of ``taken.refusal``, on the CPU and where there is a kernel for the GPU.
+        ``taken.refusal`` says which checkpoints it supports, on the CPU and on GPUs with kernels.
 
         Raises:
             UnsupportedProblem: the user names this method, which does not support the checkpoint.
@@ -255,7 +255,7 @@ def register_config(name: str) -> None:
 
 
 def check_no_lora(prefix: str) -> None:
-    """Raises UnsupportedProblem if vLLM is to add LoRA adapters to experts, whose kernels it does not know."""
+    """Raises UnsupportedProblem if LoRA adapters are enabled for experts, whose launches cannot add them."""
     lora = get_current_vllm_config().lora_config
     targets = None if lora is None else getattr(lora, "target_modules", None)
     if lora is not None and (targets is None or any("experts" in target for target in targets)):

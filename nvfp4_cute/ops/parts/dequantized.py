@@ -104,7 +104,7 @@ def is_plain(
 ) -> bool:
     """Returns whether :func:`multiply_plain` multiplies these operands, for which :func:`is_for_gemm` holds.
 
-    They are one batch with results in the dtype of ``a``, no gradients are recorded, and autocast is off.
+    It multiplies a single batch with results in the dtype of ``a``, while no gradients are recorded and autocast is off.
 
     Args:
         a, b, b_format, out_dtype: see :func:`is_for_gemm`.

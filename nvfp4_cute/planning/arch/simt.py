@@ -106,7 +106,7 @@ def check_quantized_products(arch: str) -> None:
     sm80.check_arch(arch)
 
 
-# ---- quantize: a warp takes 8 rows of a scale atom with four blocks of K each, one 32-byte sector of scales ---------
+# ---- quantize: a warp takes 8 neighbouring rows of a scale atom with four blocks of K each --------------------------
 QUANTIZE_WARPS = 8
 # Words that a lane loads at once: those of four blocks of 16 values, or of two blocks of 32. For few values it is one
 # block, because such a small kernel mostly fetches its instructions.
