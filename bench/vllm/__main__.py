@@ -67,9 +67,9 @@ def main() -> int:
     waves = tuple(wave for wave in WAVES if not args.waves or wave.name in args.waves)
     if args.only is not None:
         waves = selected(args.only)
-    if args.only is not None and not waves:
-        engines = ", ".join(job.name for wave in WAVES for job in wave.jobs)
-        parser.error(f"--only {args.only} matches no engine; there are {engines}")
+        if not waves:
+            engines = ", ".join(job.name for wave in WAVES for job in wave.jobs)
+            parser.error(f"--only {args.only} matches no engine; there are {engines}")
     file = args.out / f"{args.save}_vllm.json"
     if args.read:
         found = merged([json.loads(one.read_text()) for one in args.read])

@@ -1,4 +1,6 @@
-"""Tokens to rows of their experts: x (tokens, K) fp16 or bf16 is read once, and each row is written for every choice of it.
+"""Copies tokens to the rows of their experts, quantized or not.
+
+x (tokens, K) fp16 or bf16 is read once, and a row is written for every choice of a token.
 
 Quantized: data (rows, bytes of K) and blocked scales, with the rows of every expert starting at a block of 128. With
 one global scale or none, a block is quantized once for all choices of its token; with one global scale per expert, once

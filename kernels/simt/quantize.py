@@ -1,4 +1,4 @@
-"""fp16 or bf16, or silu(x) * up of two such tensors, to a format's blocks in one pass, bit for bit as by ``formats.quantize``.
+"""Quantizes fp16 or bf16, or silu(x) * up of two such tensors, in one pass, with the bits of ``formats.quantize``.
 
 x (M, K) in rows of unit stride; data (M, bytes of K); scales of one byte, in the 128x4 blocked layout with its padding
 written as zeros, or row-major. NVFP4 has an fp32 global scale: none, one in memory, one per group of rows, or a
