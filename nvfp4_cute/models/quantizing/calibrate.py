@@ -14,10 +14,8 @@ from nvfp4_cute.terminal import Progress
 
 SAMPLE_TOKENS = 512
 RANDOM_SAMPLES = 8
-WRITTEN_AT_ONCE, TEXTS_PER_BATCH = (
-    64,
-    16,
-)  # texts that the model writes together, and texts per calibration batch
+# Texts that the model writes together, and texts per calibration batch.
+WRITTEN_AT_ONCE, TEXTS_PER_BATCH = 64, 16
 RANDOM_TOKENS = 128
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "tekken.json")
 
