@@ -14,10 +14,10 @@ pytest.importorskip(
 from transformers import GptOssConfig, Qwen3MoeConfig, Qwen3MoeForCausalLM  # noqa: E402
 from transformers.models.gpt_oss.modeling_gpt_oss import GptOssExperts  # noqa: E402
 
-from nvfp4_cute import MXFP4, BlockScaledTensor, MoE, quantize, route  # noqa: E402
+from nvfp4_cute import MXFP4, Activation, BlockScaledTensor, MoE, quantize, route  # noqa: E402
 
 E, H, I, T = 4, 128, 96, 6  # experts, hidden, intermediate, tokens
-NAMES = {"torch": torch, "MoE": MoE, "route": route, "BlockScaledTensor": BlockScaledTensor, "MXFP4": MXFP4}
+NAMES = {one.__name__: one for one in (torch, MoE, route, BlockScaledTensor, Activation)} | {"MXFP4": MXFP4}
 
 
 def block(containing):
