@@ -172,7 +172,7 @@ def _notes(known: Records) -> list[str]:
         "foreign kernels have static schedulers; LightMoE's and QuACK's dynamic ones are not modelled.",
         "tokens choose experts uniformly at random (`bench/cases.py`). If experts are divided over GPUs, one GPU is modelled, "
         f"with tokens of all: {divided}.",
-        f"modelled by sources of {len(sources)} digests; the JSON file has that of every time.",
+        f"modelled with {len(sources)} versions of this package's sources; the JSON file has the digest for every time.",
         "times of cells that FlashInfer published: `bench/results/timing_model.md`.",
         *(f"not modelled, {reason} ({count} cells and tiles)" for reason, count in reasons.items()),
         *_missing(known),

@@ -66,6 +66,8 @@ def main() -> int:
         parser.error(f"{', '.join(unknown)}: none of {', '.join(names)}, serve")
     waves = tuple(wave for wave in WAVES if not args.waves or wave.name in args.waves)
     if args.only is not None:
+        if args.waves:
+            parser.error(f"--only chooses engines of all waves; leave out {' '.join(args.waves)}")
         waves = selected(args.only)
         if not waves:
             engines = ", ".join(job.name for wave in WAVES for job in wave.jobs)

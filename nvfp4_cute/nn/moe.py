@@ -459,10 +459,11 @@ class MoE(NamesFormats):
 
     def extra_repr(self) -> str:
         """Shows sizes and the activation."""
+        limit = "" if self.activation.limit is None else f"limit={self.activation.limit}, "
         return (
             f"num_experts={self.num_experts}, hidden_size={self.hidden_size}, intermediate_size={self.intermediate_size}, "
             f"format={' and '.join(dict.fromkeys(map(str, self.formats)))}, activations={self.activations!r}, "
-            f"activation={self.activation.function!r}, weight_layout={self.weight_layout!r}"
+            f"activation={self.activation.function!r}, {limit}weight_layout={self.weight_layout!r}"
         )
 
     def _align_rows(self) -> None:
