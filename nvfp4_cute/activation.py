@@ -12,6 +12,8 @@ from typing import Any, Literal, get_args
 FLOAT32_MAX = 3.4028234663852886e38
 ActivationName = Literal["silu", "gelu", "gelu_tanh", "relu", "relu2", "swiglu_oai", "situ"]
 NAMES = get_args(ActivationName)
+# Text instead of an activation: rows are activated already.
+IDENTITY = "identity"
 # Constants of each function, with defaults. A default of None bounds nothing.
 CONSTANTS: dict[str, dict[str, float | None]] = {
     "swiglu_oai": {"alpha": 1.702},

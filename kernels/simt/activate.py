@@ -18,6 +18,7 @@ from cutlass import Float32, Int32, Int64, Uint32
 from nvfp4_cute.activation import (
     GELU_CUBIC,
     GELU_LINEAR,
+    IDENTITY,
     NORMAL,
     NORMAL_MAX,
     NORMAL_SLOPE,
@@ -41,8 +42,6 @@ from .global_scale import largest_of_cta, largest_of_values, scale_of_values
 from .quantize import unpack
 from .silu import exp_minus, sigmoid
 
-# ``experts.activation.IDENTITY``
-IDENTITY = "identity"
 BLOCK = 16
 BLOCK_WORDS = BLOCK // 2
 ROW_THREADS = ROW_WARPS * WARP_SIZE
@@ -74,7 +73,7 @@ class ActivateKernel:
     Args:
         is_bf16: whether h and bias are bfloat16, else float16.
         format: format of the results; None for results of h's type.
-        activation: text of ``nvfp4_cute.activation``, or "identity" for rows that are only quantized.
+        activation: text of ``nvfp4_cute.activation``, or ``IDENTITY`` for rows that are only quantized.
         gate_layout: "concatenated" or "interleaved"; "none" without a gate.
         has_limit: whether gate and up are clamped.
         has_bias: whether each expert has a row that is added to its rows.
@@ -134,7 +133,7 @@ class ActivateKernel:
             self.kernel.set_name_prefix(self.name)
             self.kernel(operands, results).launch(
                 grid=(cute.ceil_div(operands.rows * chunks, ROW_WARPS), 1, 1),
-                block=(ROW_WARPS * WARP_SIZE, 1, 1),
+                block=(ROW_THREADS, 1, 1),
                 stream=stream,
             )
 

@@ -63,13 +63,7 @@ class Gather1xKKernel(Quantize1xKKernel):
         """
         t = cute.make_tensor(table, cute.make_layout(len(GatherQuantize)))
         operands = read_record(GatherOperands, GatherQuantize, t)
-        ids = Ids(
-            address=t[GatherQuantize.IDS],
-            id_bytes=Int32(t[GatherQuantize.ID_BYTES]),
-            top_k=Int32(t[GatherQuantize.TOP_K]),
-            first_expert=Int32(t[GatherQuantize.FIRST_EXPERT]),
-            experts=Int32(t[GatherQuantize.EXPERTS]),
-        )
+        ids = read_record(Ids, GatherQuantize, t, address=t[GatherQuantize.IDS])
         self.kernel.set_name_prefix(self.name)
         self.kernel(operands, ids).launch(grid=(operands.tokens, 1, 1), block=(THREADS, 1, 1), stream=stream)
 

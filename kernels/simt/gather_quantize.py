@@ -93,13 +93,7 @@ class GatherQuantizeKernel:
         t = cute.make_tensor(table, cute.make_layout(len(GatherQuantize)))
         k_blocks = Int32(t[GatherQuantize.K]) // LANE_VALUES
         operands = read_record(GatherOperands, GatherQuantize, t, k_blocks=k_blocks)
-        ids = Ids(
-            address=t[GatherQuantize.IDS],
-            id_bytes=Int32(t[GatherQuantize.ID_BYTES]),
-            top_k=Int32(t[GatherQuantize.TOP_K]),
-            first_expert=Int32(t[GatherQuantize.FIRST_EXPERT]),
-            experts=Int32(t[GatherQuantize.EXPERTS]),
-        )
+        ids = read_record(Ids, GatherQuantize, t, address=t[GatherQuantize.IDS])
         results = PlainRows(t[GatherQuantize.DATA], k_blocks)
         if cutlass.const_expr(self.quantizes):
             results = QuantizedRows(t[GatherQuantize.DATA], t[GatherQuantize.SCALE], k_blocks)
@@ -113,7 +107,7 @@ class GatherQuantizeKernel:
             self.kernel.set_name_prefix(self.name)
             self.kernel(operands, ids, results).launch(
                 grid=(cute.ceil_div(operands.tokens * chunks, ROW_WARPS), 1, 1),
-                block=(ROW_WARPS * WARP_SIZE, 1, 1),
+                block=(ROW_THREADS, 1, 1),
                 stream=stream,
             )
 

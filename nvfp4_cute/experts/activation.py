@@ -26,6 +26,7 @@ import torch
 from nvfp4_cute.activation import (
     GELU_CUBIC,
     GELU_LINEAR,
+    IDENTITY,
     NORMAL,
     NORMAL_MAX,
     NORMAL_SLOPE,
@@ -36,8 +37,6 @@ from nvfp4_cute.activation import (
 from nvfp4_cute.formats.silu import exp_minus, sigmoid
 
 GateLayout = Literal["concatenated", "interleaved", "none"]
-# Instead of an activation: rows are activated already.
-IDENTITY = "identity"
 
 
 def activate(x: torch.Tensor, activation: Any) -> torch.Tensor:

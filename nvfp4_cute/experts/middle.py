@@ -6,9 +6,9 @@ from itertools import pairwise
 
 import torch
 
-from nvfp4_cute.activation import SILU, Activation, activation_of
+from nvfp4_cute.activation import IDENTITY, SILU, Activation, activation_of
 from nvfp4_cute.backends.calls import run
-from nvfp4_cute.experts.activation import IDENTITY, GateLayout, activate_rows
+from nvfp4_cute.experts.activation import GateLayout, activate_rows
 from nvfp4_cute.experts.checks import check_ids, check_row_format, check_rows, check_vector
 from nvfp4_cute.experts.gather import as_rows, found_scales
 from nvfp4_cute.experts.keys import ActivateKey

@@ -7,10 +7,9 @@ from typing import Any, get_args
 import torch
 
 from nvfp4_cute import backends, private_api
-from nvfp4_cute.activation import Activation
+from nvfp4_cute.activation import IDENTITY, Activation
 from nvfp4_cute.batch_invariance import is_batch_invariant
 from nvfp4_cute.errors import UnsupportedProblem
-from nvfp4_cute.experts.activation import IDENTITY
 from nvfp4_cute.experts.checks import (
     PER_ROW_SUFFIX,
     check_expert_weights,

@@ -2,7 +2,7 @@
 
 import json
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -100,6 +100,13 @@ def config_of_16_bits(folder: str | Path) -> dict[str, Any]:
     if "quantization_config" in config:
         raise CheckpointError(f"{folder} is quantized already; pass the 16-bit model that it was made of")
     return config
+
+
+def copy_other_files(source: Path, target: Path, left_out: Collection[str]) -> None:
+    """Copies a model's files besides tensors, such as the tokenizer, except those named in ``left_out``."""
+    for path in source.iterdir():
+        if path.is_file() and path.suffix != ".safetensors" and path.name not in left_out:
+            shutil.copy(path, target / path.name)
 
 
 def quantize_checkpoint(
@@ -408,9 +415,7 @@ def _write_rest(
     layout: str,
     left_out: list[str],
 ) -> None:
-    for path in source.iterdir():
-        if path.is_file() and path.suffix != ".safetensors" and path.name not in NOT_COPIED:
-            shutil.copy(path, target / path.name)
+    copy_other_files(source, target, NOT_COPIED)
     entry = config_entry(recipes, layout, left_out)
     (target / "config.json").write_text(json.dumps(config | {"quantization_config": entry}, indent=2) + "\n")
     if layout == "modelopt":

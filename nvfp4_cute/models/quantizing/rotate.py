@@ -14,7 +14,6 @@ is not rotated.
 
 import json
 import re
-import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,7 +23,7 @@ import torch
 from nvfp4_cute.errors import CheckpointError
 from nvfp4_cute.models.checkpoints.names import EMBEDDINGS, OUTPUT
 from nvfp4_cute.models.checkpoints.tensors import INDEX, TensorFiles, TensorWriter
-from nvfp4_cute.models.quantizing.checkpoint import config_of_16_bits
+from nvfp4_cute.models.quantizing.checkpoint import config_of_16_bits, copy_other_files
 
 # Models whose blocks are x + attention(norm(x)) and x + mlp(norm(x)), with RMSNorm and nothing else between.
 MODELS = ("llama", "mistral", "mixtral", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe")
@@ -152,7 +151,5 @@ def rotate_checkpoint(folder: str | Path, out: str | Path, *, block: int = 128, 
     with TensorWriter(target, shapes) as writer:
         for name in files:
             writer.write(name, rotated(name))
-    for path in source.iterdir():
-        if path.is_file() and path.suffix != ".safetensors" and path.name not in ("config.json", INDEX):
-            shutil.copy(path, target / path.name)
+    copy_other_files(source, target, ("config.json", INDEX))
     (target / "config.json").write_text(json.dumps(config | {"tie_word_embeddings": False}, indent=2) + "\n")
