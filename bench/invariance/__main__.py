@@ -1,13 +1,12 @@
 """Checks batch invariance on this machine's GPU: ``python -m nvfp4_cute.bench.invariance``."""
 
 import argparse
-import json
 import multiprocessing
 import os
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import torch
 
@@ -15,6 +14,8 @@ from nvfp4_cute import set_batch_invariant
 from nvfp4_cute.bench.invariance import cost
 from nvfp4_cute.bench.invariance.answers import BATCHES, LONGEST, TOKENS, Runs, random_prompts
 from nvfp4_cute.bench.invariance.draws import Found, cases, draw_numbered, sizing_of
+from nvfp4_cute.bench.invariance.engine import Engine, Mode, dummy_options
+from nvfp4_cute.bench.processes import write_json
 
 EPILOG = """examples:
   python -m nvfp4_cute.bench.invariance draws --draws 200 --jobs 8    random batches of every operation, format and form
@@ -24,7 +25,6 @@ EPILOG = """examples:
 
 The exit code is 1 if a bit differs in batch-invariant mode.
 """
-MODES = ("on", "layers off", "off")
 CASES = tuple((batch, is_chunked) for is_chunked in (False, True) for batch in BATCHES)
 
 
@@ -56,7 +56,7 @@ def main(argv: list[str] | None = None) -> int:
     )
     vllm_parser.add_argument(
         "mode",
-        choices=MODES,
+        choices=get_args(Mode),
         help='on: VLLM_BATCH_INVARIANT=1; "layers off": only vLLM\'s own code in the mode; off: neither',
     )
     vllm_parser.add_argument("--eager", action="store_true", help="no CUDA graphs")
@@ -84,7 +84,7 @@ def run_draws(args: Any) -> int:
                 f"{one.name}: {one.refused or f'{one.draws} batches, {one.compared} rows, wrong {one.wrong}'}",
                 flush=True,
             )
-            _write(args.out / "draws.json", [vars(case) for case in found])
+            write_json(args.out / "draws.json", [vars(case) for case in found])
     total = [sum(getattr(case, name) for case in found) for name in ("draws", "compared", "wrong")]
     empty = sum(not case.draws and not case.refused for case in found)
     print(
@@ -108,7 +108,7 @@ def run_cost(args: Any) -> int:
                 f"{one.name}, {one.rows} rows, {one.way}: {one.free_us:.1f} -> {one.fixed_us:.1f} us, {one.factor:.2f}",
                 flush=True,
             )
-        _write(args.out / "cost.json", [vars(one) for one in costs])
+        write_json(args.out / "cost.json", [vars(one) for one in costs])
     print(cost.table(costs))
     return 0
 
@@ -133,23 +133,23 @@ def run_transformers(args: Any) -> int:
     }
     for mode, some in plan:
         for case in some:
-            if time.monotonic() > args.end:
-                print(f"{runs[mode].name}: no time for {case}", flush=True)
-                continue
             with set_batch_invariant(mode == "on"), torch.no_grad():
-                begun = time.monotonic()
                 runs[mode].run(
-                    [case], lambda group, is_chunked: packed.answer(group, args.tokens, is_chunked)
+                    [case],
+                    lambda group, is_chunked: packed.answer(group, args.tokens, is_chunked),
+                    args.end,
                 )
-                print(f"    {mode} {case}: {time.monotonic() - begun:.1f} s", flush=True)
-            kept = [one.as_dict() | {"layers": config.num_hidden_layers} for one in runs.values() if one.runs]
-            _write(args.out / f"transformers_{Path(args.model).name}_{args.way}.json", kept)
+            kept = [
+                one.as_dict() | {"layers": config.num_hidden_layers}
+                for one in runs.values()
+                if one.differences
+            ]
+            write_json(args.out / f"transformers_{Path(args.model).name}_{args.way}.json", kept)
     return int(runs["on"].differs)
 
 
 def run_vllm(args: Any) -> int:
     """Answers prompts with one engine in one mode."""
-    from nvfp4_cute.bench.invariance.engine import Engine, dummy_options
     from nvfp4_cute.bench.vllm.folders import make_folder
 
     if args.scheme == "checkpoint":
@@ -164,22 +164,12 @@ def run_vllm(args: Any) -> int:
     print(f"{name}: started in {time.monotonic() - begun:.0f} s", flush=True)
     runs = Runs(name, random_prompts(engine.vocabulary, args.prompts))
     for case in (*CASES[:3], *CASES[3:][::-1]):
-        if time.monotonic() > args.end:
-            print(f"{name}: no time for {case}", flush=True)
-            continue
-        begun = time.monotonic()
-        runs.run([case], engine.answer)
-        print(f"    {case}: {time.monotonic() - begun:.1f} s", flush=True)
-        _write(
-            args.out / f"vllm_{Path(args.model).name}_{args.scheme}_{args.mode.replace(' ', '_')}.json",
-            runs.as_dict(),
-        )
+        runs.run([case], engine.answer, args.end)
+        if runs.differences:
+            file = f"vllm_{Path(args.model).name}_{args.scheme}_{args.mode.replace(' ', '_')}.json"
+            write_json(args.out / file, runs.as_dict())
     engine.close()
     return int(args.mode == "on" and runs.differs)
-
-
-def _write(file: Path, value: Any) -> None:
-    file.write_text(json.dumps(value, indent=1))
 
 
 if __name__ == "__main__":

@@ -1,6 +1,8 @@
 """Greedy answers to prompts, and what differs between two sets of them."""
 
+import math
 import random
+import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -73,52 +75,61 @@ def random_prompts(vocabulary: int, count: int = NUM_PROMPTS, longest: int = LON
 
 @dataclass
 class Runs:
-    """Answers of one model in one mode, by batch size and by whether prompts were computed in chunks.
+    """Runs of one model in one mode, by batch size and by whether prompts are computed in chunks.
 
     Attributes:
         name: names the model and the mode.
         prompts: prompts that every run answers.
-        runs: (batch, is chunked) -> answers.
+        first: answers of the first run.
+        differences: (batch, is chunked) -> what differs from the first run.
     """
 
     name: str
     prompts: list[list[int]]
-    runs: dict[tuple[int, bool], list[Answer]] = field(default_factory=dict)
+    first: list[Answer] = field(default_factory=list)
+    differences: dict[tuple[int, bool], Difference] = field(default_factory=dict)
 
     def run(
-        self, cases: Iterable[tuple[int, bool]], answer: Callable[[list[list[int]], bool], list[Answer]]
+        self,
+        cases: Iterable[tuple[int, bool]],
+        answer: Callable[[list[list[int]], bool], list[Answer]],
+        end: float = math.inf,
     ) -> None:
         """Answers all prompts in groups of every batch size, and prints what differs from the first run.
 
         Args:
             cases: (batch, is chunked).
             answer: answers a batch of prompts, in chunks or not.
+            end: no case begins after this time of the monotonic clock.
         """
         for batch, is_chunked in cases:
+            how = f"batch {batch}{', in chunks' if is_chunked else ''}"
+            begun = time.monotonic()
+            if begun > end:
+                print(f"{self.name}: no time for {how}", flush=True)
+                continue
             groups = [self.prompts[i : i + batch] for i in range(0, len(self.prompts), batch)]
             found = [one for group in groups for one in answer(group, is_chunked)]
-            self.runs[batch, is_chunked] = found
-            first = next(iter(self.runs.values()))
-            if found is not first:
-                how = f"batch {batch}{', in chunks' if is_chunked else ''}"
-                print(f"{self.name}, {how}: {difference(first, found)}", flush=True)
+            self.first = self.first or found
+            self.differences[batch, is_chunked] = difference(self.first, found)
+            if found is not self.first:
+                print(f"{self.name}, {how}: {self.differences[batch, is_chunked]}", flush=True)
+            print(f"    {how}: {time.monotonic() - begun:.1f} s", flush=True)
 
     @property
     def differs(self) -> bool:
-        """Whether an answer differs between two runs."""
-        first = next(iter(self.runs.values()), [])
-        return any(difference(first, found).prompts for found in self.runs.values())
+        """Whether an answer differs from that of the first run."""
+        return any(one.prompts for one in self.differences.values())
 
     def as_dict(self) -> dict[str, Any]:
         """Returns the differences from the first run for JSON."""
-        first = next(iter(self.runs.values()), [])
         return {
             "name": self.name,
             "prompts": len(self.prompts),
             "runs": {
-                f"{batch}{' in chunks' if is_chunked else ''}": vars(difference(first, found))
-                for (batch, is_chunked), found in self.runs.items()
+                f"{batch}{' in chunks' if is_chunked else ''}": vars(one)
+                for (batch, is_chunked), one in self.differences.items()
             },
-            "tokens": [answer.tokens for answer in first],
-            "log_probabilities": [answer.log_probabilities for answer in first],
+            "tokens": [answer.tokens for answer in self.first],
+            "log_probabilities": [answer.log_probabilities for answer in self.first],
         }

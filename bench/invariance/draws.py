@@ -45,7 +45,7 @@ PAIRS = {
     "16 bits x INT8": (None, "int8"), "MXFP8 x MXFP4": ("mxfp8_e4m3", "mxfp4"), "e5m2 x e4m3": ("mxfp8_e5m2", "mxfp8_e4m3"),
     "NVFP4 4over6 x NVFP4": ("four_over_six", "nvfp4"),
 }  # fmt: skip
-MAIN = tuple(PAIRS)[:3]  # pairs of which all forms are drawn
+MAIN = tuple(PAIRS)[:3]  # pairs drawn in all FORMS; the others are drawn in FEW_FORMS
 FORMS = ("gemm", "ragged", "list", "masked", "batched", "dual", "ragged dual", "quantized", "float32")
 FEW_FORMS = ("gemm", "ragged")
 LAYERS = ("16bit", "nvfp4", "per_row", "fp8", "int8")
