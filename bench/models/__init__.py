@@ -1,1 +1,1 @@
-"""Tokens per second of whole models with random weights, and the page of results."""
+"""Tokens per second of whole models with random weights."""

@@ -6,21 +6,12 @@ import sys
 from collections.abc import Callable
 from datetime import date
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from nvfp4_cute.cli.options.models import WAYS
 from nvfp4_cute.errors import printable
 from nvfp4_cute.terminal import text_table
 
-# Options of `models bench` by keys of a report.
-OPTIONS_OF_KEYS = {
-    "batch": "batch",
-    "prompt": "prompt",
-    "tokens": "tokens",
-    "ways": "way",
-    "attention": "attention",
-}
 WORST_LAYERS = 3  # number of layers to print per way
 
 
@@ -82,13 +73,6 @@ def run_bench(args: argparse.Namespace) -> int:
     from nvfp4_cute.bench.models.random_model import config_of
     from nvfp4_cute.bench.models.speed import measure_ways
 
-    if args.read:
-        from nvfp4_cute.bench.provenance import read_object
-
-        report = read_object(args.read, ("models", "device"), "nvfp4-cute models bench --save")
-        return _save(report, args.save or args.read.with_suffix(""), args.read)
-    if not args.model:
-        raise ValueError("models bench: name a model, or a report with --read")
     if args.device.startswith("cuda") and not torch.cuda.is_available():
         print(
             "nvfp4-cute models bench: no GPU; --device cpu runs, slowly, with the reference", file=sys.stderr
@@ -113,8 +97,6 @@ def run_bench(args: argparse.Namespace) -> int:
         report["models"].append(found.as_dict())
         if not args.json:
             _print_speeds(found, report["device"])
-        if args.save:
-            _save(report, args.save)
     if args.json:
         print(json.dumps(report, indent=1))
     return 0
@@ -131,28 +113,6 @@ def _about(device: str) -> dict[str, Any]:
         "device": torch.cuda.get_device_name() if is_cuda else "CPU", "driver": driver() if is_cuda else None,
         "torch": torch.__version__, "transformers": transformers.__version__, "date": date.today().isoformat(), "models": [],
     }  # fmt: skip
-
-
-def _save(report: dict[str, Any], stem: Path, read: Path | None = None) -> int:
-    """Writes JSON, page and, if matplotlib is installed, picture."""
-    from nvfp4_cute.bench.models.page import draw, page
-
-    names = " ".join(model["model"] for model in report["models"])
-    ways = [way for model in report["models"] for way in model["ways"]]
-    listed = lambda key: " ".join(dict.fromkeys(str(way[key]) for way in ways))
-    options = " ".join(f"--{o} {listed(key)}" for o, key in OPTIONS_OF_KEYS.items())
-    made_by = f"nvfp4-cute models bench {names} {options} --save {stem.name}"
-    stem.parent.mkdir(parents=True, exist_ok=True)
-    if read is None:
-        stem.with_suffix(".json").write_text(json.dumps(report, indent=1) + "\n")
-    picture = stem.with_suffix(".png")
-    try:
-        draw(report, picture)
-    except ValueError as error:
-        print(f"nvfp4-cute models bench: {error}", file=sys.stderr)
-    found = picture.name if picture.exists() else None
-    stem.with_suffix(".md").write_text(page(report, made_by, found))
-    return 0
 
 
 def _print_speeds(found: Any, device: str) -> None:

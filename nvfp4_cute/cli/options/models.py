@@ -9,7 +9,7 @@ EXAMPLES = """\
 examples:
   nvfp4-cute models inspect FOLDER                      the layers of a checkpoint, and which kernels would run them
   nvfp4-cute models bench qwen3-8b                      random weights with a real config: bf16 compared with NVFP4
-  nvfp4-cute models bench qwen3-30b-a3b --batch 1 8 32 --save h100    several cases, as h100.json, h100.md and h100.png
+  nvfp4-cute models bench qwen3-30b-a3b --batch 1 8 32 --json     several cases, as JSON
   nvfp4-cute models bench FOLDER --ways nvfp4 --json    your own config.json, one way, as JSON
   nvfp4-cute models eval FOLDER --text FILE             KL divergence and perplexity of 4 bits compared with 16, errors by layer
   nvfp4-cute models eval FOLDER --text FILE --checkpoint QUANTIZED    the same for a checkpoint quantized from that model
@@ -39,7 +39,7 @@ def add_parser(verbs: Verbs) -> None:
     bench = kinds.add_parser(
         "bench", help="measure tokens per second of prefill and decode, compared with bf16"
     )
-    bench.add_argument("model", nargs="*", help="name of a model, folder with config.json, or such a file")
+    bench.add_argument("model", nargs="+", help="name of a model, folder with config.json, or such a file")
     bench.add_argument(
         "--batch", nargs="+", type=types.positive, default=[1], help="number of sequences; default 1"
     )
@@ -62,10 +62,6 @@ def add_parser(verbs: Verbs) -> None:
     bench.add_argument("--layers", type=types.positive, help="use only this many layers of the model")
     bench.add_argument("--device", default="cuda", help="default cuda")
     bench.add_argument("--json", action="store_true", help="print one JSON object")
-    bench.add_argument("--save", type=Path, metavar="STEM", help="write STEM.json, STEM.md and STEM.png")
-    bench.add_argument(
-        "--read", type=Path, metavar="FILE", help="write the page and picture of a saved report again"
-    )
     bench.set_defaults(run=lazily("models", "run_bench"))
     judge = kinds.add_parser("judge", help="measure how much two models differ on a text, on one page")
     judge.add_argument("first", type=Path, help="folder of a model, with its tokenizer")
