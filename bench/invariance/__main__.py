@@ -50,7 +50,7 @@ def main(argv: list[str] | None = None) -> int:
         part.add_argument("--layers", type=int, help="number of layers; default: all of the model")
         part.add_argument("--prompts", type=int, default=64, help="number of random prompts")
         part.add_argument("--tokens", type=int, default=TOKENS, help="tokens per answer")
-    transformers_parser.add_argument("way", help="a way of random_model, such as 16bit or nvfp4")
+    transformers_parser.add_argument("scheme", help="a scheme of random_model, such as 16bit or nvfp4")
     vllm_parser.add_argument(
         "scheme", help="w4a16 or w4a4 for random weights; checkpoint for those of a folder"
     )
@@ -105,7 +105,7 @@ def run_cost(args: Any) -> int:
         for one in cost.timed(cells, args.end):
             costs.append(one)
             print(
-                f"{one.name}, {one.rows} rows, {one.way}: {one.free_us:.1f} -> {one.fixed_us:.1f} us, {one.factor:.2f}",
+                f"{one.name}, {one.rows} rows, {one.scheme}: {one.free_us:.1f} -> {one.fixed_us:.1f} us, {one.factor:.2f}",
                 flush=True,
             )
         write_json(args.out / "cost.json", [vars(one) for one in costs])
@@ -123,12 +123,12 @@ def run_transformers(args: Any) -> int:
         config.num_hidden_layers = args.layers
     torch.manual_seed(0)
     begun = time.monotonic()
-    packed = PackedModel(random_model(config, args.way, args.device), LONGEST + args.tokens)
+    packed = PackedModel(random_model(config, args.scheme, args.device), LONGEST + args.tokens)
     print(f"{config.num_hidden_layers} layers, made in {time.monotonic() - begun:.0f} s", flush=True)
     prompts = random_prompts(config.vocab_size, args.prompts)
     plan = [("on", CASES[:3]), ("off", CASES[:3]), ("on", CASES[3:][::-1]), ("off", CASES[3:][::-1])]
     runs = {
-        mode: Runs(f"{Path(args.model).name} {args.way} in transformers, {mode}", prompts)
+        mode: Runs(f"{Path(args.model).name} {args.scheme} in transformers, {mode}", prompts)
         for mode in ("on", "off")
     }
     for mode, some in plan:
@@ -144,7 +144,7 @@ def run_transformers(args: Any) -> int:
                 for one in runs.values()
                 if one.differences
             ]
-            write_json(args.out / f"transformers_{Path(args.model).name}_{args.way}.json", kept)
+            write_json(args.out / f"transformers_{Path(args.model).name}_{args.scheme}.json", kept)
     return int(runs["on"].differs)
 
 

@@ -31,13 +31,13 @@ class Cell:
     Attributes:
         name: what is computed.
         rows: rows or tokens.
-        way: "W4A16" or "W4A4".
+        scheme: "W4A16" or "W4A4".
         call: computes it.
     """
 
     name: str
     rows: int
-    way: str
+    scheme: str
     call: Callable[[], Any]
 
 
@@ -47,7 +47,7 @@ class Cost:
 
     name: str
     rows: int
-    way: str
+    scheme: str
     free_us: float
     fixed_us: float
 
@@ -82,9 +82,9 @@ def groups_of_cells(device: str, sizes: Any = SIZES) -> Iterator[list[Cell]]:
         for count in tokens:
             x = torch.randn(count, hidden, device=device, dtype=torch.bfloat16)
             chosen = route(torch.randn(count, experts, device=device), top_k)
-            for way, rows in (("W4A16", "16bit"), ("W4A4", "nvfp4")):
+            for scheme, rows in (("W4A16", "16bit"), ("W4A4", "nvfp4")):
                 call = partial(moe, x, *chosen, w13, w2, activations=rows)
-                cells.append(Cell(name, count, way, call))
+                cells.append(Cell(name, count, scheme, call))
         yield cells
 
 
@@ -114,19 +114,19 @@ def timed(cells: list[Cell], end: float, rounds: int = ROUNDS) -> Iterator[Cost]
             for name, enabled in (("free", False), ("fixed", True))
         }
         found = measure(calls, 1, rounds=rounds)
-        yield Cost(cell.name, cell.rows, cell.way, found["free"].median, found["fixed"].median)
+        yield Cost(cell.name, cell.rows, cell.scheme, found["free"].median, found["fixed"].median)
 
 
 def table(costs: list[Cost]) -> str:
     """Returns factors as a Markdown table: a line per matrix or layer, a column per number of rows."""
     lines = []
-    for way in ("W4A16", "W4A4"):
+    for scheme in ("W4A16", "W4A4"):
         for names in ([n for n in _names(costs) if " x " in n], [n for n in _names(costs) if " x " not in n]):
-            of = {(c.name, c.rows): c for c in costs if c.way == way and c.name in names}
+            of = {(c.name, c.rows): c for c in costs if c.scheme == scheme and c.name in names}
             rows = sorted({rows for _, rows in of})
             if not rows:
                 continue
-            lines += [f"| {way} | {' | '.join(map(str, rows))} |", f"|---|{'---|' * len(rows)}"]
+            lines += [f"| {scheme} | {' | '.join(map(str, rows))} |", f"|---|{'---|' * len(rows)}"]
             for name in names:
                 shown = [f"{of[name, r].factor:.2f}" if (name, r) in of else "-" for r in rows]
                 lines.append(f"| {name} | {' | '.join(shown)} |")
@@ -135,7 +135,7 @@ def table(costs: list[Cost]) -> str:
         worst = max(costs, key=lambda cost: cost.factor)
         above = sum(cost.factor > 1.1 for cost in costs)
         lines.append(
-            f"Worst: {worst.name}, {worst.rows} rows, {worst.way}: {worst.factor:.2f} "
+            f"Worst: {worst.name}, {worst.rows} rows, {worst.scheme}: {worst.factor:.2f} "
             f"({worst.free_us:.1f} -> {worst.fixed_us:.1f} us). {above} of {len(costs)} cells cost more than 10 %."
         )
     return "\n".join(lines)

@@ -1,4 +1,4 @@
-"""A linear layer in FP8 with torch alone, for comparison: ``models bench --ways fp8``."""
+"""A linear layer in FP8 with torch alone, for comparison: ``models bench --schemes fp8``."""
 
 import torch
 

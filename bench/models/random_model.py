@@ -31,7 +31,7 @@ DEVIATION = 0.02  # standard deviation of weights, initializer_range in config.j
 WEIGHT_SCALE = 5.6 * DEVIATION / GLOBAL_SCALE_DIVISOR
 # Global scale of activations: 2688 of it is 5.4, about the largest value after a norm.
 INPUT_SCALE = 0.002
-Way = Literal["bf16", "fp8", "nvfp4", "16bit", "auto", "all", "kept"]
+Scheme = Literal["bf16", "fp8", "nvfp4", "16bit", "auto", "all", "kept"]
 # Ways in which the output layer and the embedding are also quantized.
 WHOLE = ("all", "kept")
 
@@ -53,12 +53,12 @@ def config_of(model: str) -> Any:
     return AutoConfig.for_model(**fields)
 
 
-def random_model(config: Any, way: Way, device: torch.device | str, *, fuse: bool = True) -> Any:
+def random_model(config: Any, scheme: Scheme, device: torch.device | str, *, fuse: bool = True) -> Any:
     """Makes a model in eval mode on ``device``, with normal weights of deviation 0.02.
 
     Args:
         config: a config of transformers.
-        way: "bf16"; "fp8": linear layers use ``torch._scaled_mm``; "nvfp4", "16bit" or "auto": linear layers and experts, but
+        scheme: "bf16"; "fp8": linear layers use ``torch._scaled_mm``; "nvfp4", "16bit" or "auto": linear layers and experts, but
             not the output layer, have NVFP4 weights and these activations, see QuantizedLinear (experts have 4-bit activations
             where no launch multiplies 16-bit rows of all experts). "all": like "auto"; the output layer has NVFP4 weights and
             16-bit activations, and the embedding is MXFP8, or shares the output layer's weights if they are tied. "kept": like
@@ -73,20 +73,20 @@ def random_model(config: Any, way: Way, device: torch.device | str, *, fuse: boo
 
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
-    if way != "bf16":
-        _quantize(model, way, torch.device(device))
+    if scheme != "bf16":
+        _quantize(model, scheme, torch.device(device))
     _materialize(model, torch.device(device))
     model.initialize_weights()
     model.tie_weights()
-    if fuse and way not in ("bf16", "fp8"):
+    if fuse and scheme not in ("bf16", "fp8"):
         fuse_layers(model)
         fuse_routers(model)
-    if way == "kept":
+    if scheme == "kept":
         keep_decoded(model)
     return model.eval()
 
 
-def _quantize(model: Any, way: Way, device: torch.device) -> None:
+def _quantize(model: Any, scheme: Scheme, device: torch.device) -> None:
     from nvfp4_cute.models.transformers import activation_of
 
     output = model.get_output_embeddings()
@@ -95,13 +95,13 @@ def _quantize(model: Any, way: Way, device: torch.device) -> None:
         for name, module in model.named_modules()
         if (
             isinstance(module, torch.nn.Linear)
-            and (way in WHOLE or module is not output)
-            and _has_kernel(module, way)
+            and (scheme in WHOLE or module is not output)
+            and _has_kernel(module, scheme)
         )
-        or (way != "fp8" and _is_experts(module))
+        or (scheme != "fp8" and _is_experts(module))
     ]
     for name, module in bar(work, desc="random layers"):
-        asked: Any = "auto" if way in WHOLE else way
+        asked: Any = "auto" if scheme in WHOLE else scheme
         made = (
             _experts(module, activation_of(module), asked, device)
             if _is_experts(module)
@@ -109,7 +109,7 @@ def _quantize(model: Any, way: Way, device: torch.device) -> None:
         )
         parent, _, child = name.rpartition(".")
         setattr(model.get_submodule(parent), child, made)
-    if way in WHOLE:
+    if scheme in WHOLE:
         _quantize_embedding(model, device)
 
 
@@ -125,9 +125,9 @@ def _quantize_embedding(model: Any, device: torch.device) -> None:
     model.set_input_embeddings(QuantizedEmbedding(stored))
 
 
-def _has_kernel(linear: torch.nn.Linear, way: Way) -> bool:
-    """Returns whether the way's product supports the sizes of a layer."""
-    if way == "fp8":
+def _has_kernel(linear: torch.nn.Linear, scheme: Scheme) -> bool:
+    """Returns whether the scheme's product supports the sizes of a layer."""
+    if scheme == "fp8":
         return not linear.in_features % MULTIPLE and not linear.out_features % MULTIPLE
     return not linear.in_features % K_STEP
 
@@ -143,9 +143,9 @@ def _random(rows: int, k: int, device: torch.device, format: BlockFormat = NVFP4
     return quantize(weight, global_scale=WEIGHT_SCALE if format.has_global_scale else None, format=format)
 
 
-def _linear(linear: torch.nn.Linear, way: Way, device: torch.device) -> QuantizedLinear | LinearFP8:
+def _linear(linear: torch.nn.Linear, scheme: Scheme, device: torch.device) -> QuantizedLinear | LinearFP8:
     bias = None if linear.bias is None else torch.zeros(linear.out_features, device=device)
-    if way == "fp8":
+    if scheme == "fp8":
         values = torch.randn(linear.out_features, linear.in_features, device=device, dtype=torch.bfloat16)
         bias = None if bias is None else bias.bfloat16()
         return LinearFP8(
@@ -155,11 +155,11 @@ def _linear(linear: torch.nn.Linear, way: Way, device: torch.device) -> Quantize
             bias,
         )
     weight = _random(linear.out_features, linear.in_features, device)
-    activations: Any = way
+    activations: Any = scheme
     return QuantizedLinear.from_quantized(weight, bias, activations=activations, input_scale=INPUT_SCALE)
 
 
-def _experts(module: Any, activation: Any, way: Way, device: torch.device) -> ModelExperts:
+def _experts(module: Any, activation: Any, scheme: Scheme, device: torch.device) -> ModelExperts:
     has_gate = getattr(module, "has_gate", True)
     turned = getattr(module, "is_transposed", False)
     size = lambda w: (w.shape[0], *(w.shape[:0:-1] if turned else w.shape[1:]))
@@ -178,7 +178,7 @@ def _experts(module: Any, activation: Any, way: Way, device: torch.device) -> Mo
     def bias(n: int) -> torch.Tensor | None:
         return torch.zeros(count, n, device=device, dtype=torch.bfloat16) if has_bias else None
 
-    asked: Any = way
+    asked: Any = scheme
     activations = mode_of(asked, "auto", device)
     hidden = width // 2 if has_gate else width
     is_quantized = activations == "nvfp4"

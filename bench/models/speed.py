@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from nvfp4_cute.bench.models.random_model import Way, random_model
+from nvfp4_cute.bench.models.random_model import Scheme, random_model
 from nvfp4_cute.terminal import Progress
 
 WARM_UPS = 3
@@ -22,22 +22,22 @@ SPARE_TOKENS = 64  # room in the cache for these steps, and for warming up
 
 @dataclass(frozen=True)
 class Speed:
-    """Measurements of one model in one way.
+    """Measurements of one model in one scheme.
 
     Attributes:
-        way: see ``random_model``.
+        scheme: see ``random_model``.
         attention: name in transformers.
         batch, prompt, tokens: number of sequences, tokens per prompt, decoded tokens.
         prefill_s: device time from prompts to first tokens of all sequences, median.
         first_token_s: clock time from ids on the host to the first token on the host, median.
         eager_s: time of a decoding step of all sequences, launched kernel by kernel, median.
-        decode_s: time of a decoding step in the way of ``decode``, mean.
+        decode_s: time of a decoding step by ``decode``, mean.
         decode: "CUDA graph", or "eager" and the reason why the model cannot be captured.
         weight_bytes: bytes in use after the model was made.
         peak_bytes: peak while it ran; 0 on the CPU.
     """
 
-    way: str
+    scheme: str
     attention: str
     batch: int
     prompt: int
@@ -75,24 +75,24 @@ class ModelSpeed:
     Attributes:
         model: its name.
         layers: its number of layers here.
-        ways: measurements of every way and case.
+        speeds: measurements of every scheme and case.
         left_out: cases that did not fit, with reasons.
     """
 
     model: str
     layers: int
-    ways: list[Speed] = field(default_factory=list)
+    speeds: list[Speed] = field(default_factory=list)
     left_out: list[str] = field(default_factory=list)
 
     def as_dict(self) -> dict[str, Any]:
-        """Returns the measurements of all ways for JSON."""
-        return asdict(self) | {"ways": [speed.as_dict() for speed in self.ways]}
+        """Returns the measurements of all schemes for JSON."""
+        return asdict(self) | {"speeds": [speed.as_dict() for speed in self.speeds]}
 
 
-def measure_ways(
+def measure_schemes(
     name: str,
     config: Any,
-    ways: Sequence[Way],
+    schemes: Sequence[Scheme],
     cases: Sequence[tuple[int, int]],
     *,
     attentions: Sequence[str | None] = (None,),
@@ -100,12 +100,12 @@ def measure_ways(
     device: str = "cuda",
     fuse: bool = True,
 ) -> ModelSpeed:
-    """Measures a config in every way. The model of a way is made once, and freed before the next.
+    """Measures a config in every scheme. The model of a scheme is made once, and freed before the next.
 
     Args:
         name: name of the model.
         config: a config of transformers.
-        ways, fuse: see ``random_model``.
+        schemes, fuse: see ``random_model``.
         cases: pairs (batch, prompt).
         attentions: names in transformers, None for the model's own, or "grouped_sdpa" (``models.attention``).
         tokens: see ``measure``.
@@ -115,22 +115,22 @@ def measure_ways(
 
     runs = [(attention, *case) for attention in attentions for case in cases]
     found = ModelSpeed(name, config.get_text_config().num_hidden_layers)
-    with Progress(total=len(ways) * len(runs), desc=name, unit="run") as bar:
-        for way in ways:
+    with Progress(total=len(schemes) * len(runs), desc=name, unit="run") as bar:
+        for scheme in schemes:
             model: Any = None
             done = 0
             try:
-                model = random_model(config, way, device, fuse=fuse)
+                model = random_model(config, scheme, device, fuse=fuse)
                 own = model.config._attn_implementation
                 for attention, batch, prompt in runs:
-                    bar.set_postfix_str(f"{way} {batch} x {prompt}")
+                    bar.set_postfix_str(f"{scheme} {batch} x {prompt}")
                     model.set_attn_implementation(attention or own)
-                    found.ways.append(measure(model, way, batch=batch, prompt=prompt, tokens=tokens))
+                    found.speeds.append(measure(model, scheme, batch=batch, prompt=prompt, tokens=tokens))
                     bar.update()
                     done += 1
             except torch.cuda.OutOfMemoryError:
                 left = ", ".join(f"{batch} x {prompt}" for _, batch, prompt in runs[done:])
-                found.left_out.append(f"{way}, {left}: does not fit the GPU's memory")
+                found.left_out.append(f"{scheme}, {left}: does not fit the GPU's memory")
                 bar.update(len(runs) - done)
             model = None
             gc.collect()
@@ -140,7 +140,7 @@ def measure_ways(
 
 
 @torch.no_grad()
-def measure(model: Any, way: str, *, batch: int = 1, prompt: int = 512, tokens: int = 128) -> Speed:
+def measure(model: Any, scheme: str, *, batch: int = 1, prompt: int = 512, tokens: int = 128) -> Speed:
     """Times a causal model of transformers on its device.
 
     Prefill is the whole prompt, logits of its last token, and the chosen token; the median of five. Decoding is steps of one
@@ -150,7 +150,7 @@ def measure(model: Any, way: str, *, batch: int = 1, prompt: int = 512, tokens: 
 
     Args:
         model: in eval mode.
-        way: name for the result.
+        scheme: name for the result.
         batch, prompt, tokens: see Speed.
     """
     from transformers import StaticCache
@@ -195,7 +195,7 @@ def measure(model: Any, way: str, *, batch: int = 1, prompt: int = 512, tokens: 
     peak = torch.cuda.max_memory_allocated(device) if is_cuda else 0
     times_of = (statistics.median(times), statistics.median(first), eager_s, decode_s)
     attention = model.config._attn_implementation
-    return Speed(way, attention, batch, prompt, tokens, *times_of, how, weight_bytes, peak)
+    return Speed(scheme, attention, batch, prompt, tokens, *times_of, how, weight_bytes, peak)
 
 
 def _repeated(function: Callable[[], Any], times: int) -> None:

@@ -8,11 +8,11 @@ from datetime import date
 from functools import partial
 from typing import Any
 
-from nvfp4_cute.cli.options.models import WAYS
+from nvfp4_cute.cli.options.models import SCHEMES
 from nvfp4_cute.errors import printable
 from nvfp4_cute.terminal import text_table
 
-WORST_LAYERS = 3  # number of layers to print per way
+WORST_LAYERS = 3  # number of layers to print per scheme
 
 
 def run_inspect(args: argparse.Namespace) -> int:
@@ -39,10 +39,9 @@ def run_inspect(args: argparse.Namespace) -> int:
     quantized = [kind for kind in found.kinds if kind.scheme]
     if quantized:
         say("\ncomputed by:")
-        ways = {what_runs(kind): None for kind in quantized}
-        for way in ways:
-            names = ", ".join(printable(kind.name) for kind in quantized if what_runs(kind) == way)
-            say(f"  {way}: {names}")
+        for how in dict.fromkeys(map(what_runs, quantized)):
+            names = ", ".join(printable(kind.name) for kind in quantized if what_runs(kind) == how)
+            say(f"  {how}: {names}")
         for archs, how in where_it_runs():
             say(f"  on {archs}: {how}")
         if kept := kept_bytes(found):
@@ -71,7 +70,7 @@ def run_bench(args: argparse.Namespace) -> int:
     import torch
 
     from nvfp4_cute.bench.models.random_model import config_of
-    from nvfp4_cute.bench.models.speed import measure_ways
+    from nvfp4_cute.bench.models.speed import measure_schemes
 
     if args.device.startswith("cuda") and not torch.cuda.is_available():
         print(
@@ -84,10 +83,10 @@ def run_bench(args: argparse.Namespace) -> int:
     for name, config in configs.items():
         if args.layers:
             _cut(config, args.layers)
-        found = measure_ways(
+        found = measure_schemes(
             name,
             config,
-            args.ways,
+            args.schemes,
             cases,
             attentions=args.attention,
             tokens=args.tokens,
@@ -123,11 +122,11 @@ def _print_speeds(found: Any, device: str) -> None:
     )  # fmt: skip
     rows = [
         (
-            s.way, s.attention, f"{s.batch} x {s.prompt}", f"{s.weight_bytes / 1e9:.2f}", f"{s.peak_bytes / 1e9:.2f}",
+            s.scheme, s.attention, f"{s.batch} x {s.prompt}", f"{s.weight_bytes / 1e9:.2f}", f"{s.peak_bytes / 1e9:.2f}",
             f"{1e3 * s.prefill_s:.2f}", f"{s.prefill_rate:.0f}", f"{1e3 * s.first_token_s:.2f}", f"{1e3 * s.eager_s:.2f}",
             f"{1e3 * s.decode_s:.3f}", f"{s.decode_rate:.1f}", s.decode,
         )
-        for s in found.ways
+        for s in found.speeds
     ]  # fmt: skip
     print(text_table(header, rows, left=3))
     for line in found.left_out:
@@ -164,8 +163,10 @@ def run_eval(args: argparse.Namespace) -> int:
     vocabulary = reference.config.get_text_config().vocab_size
     windows = [ids for ids in samples(args.model, args.text, vocabulary) if ids.shape[1] > 1]
     windows = windows[: -(-args.tokens // SAMPLE_TOKENS)] if args.tokens else windows
-    ways: Any = (WAYS[1:] if not args.checkpoint else ()) if args.ways is None else args.ways
-    makers: dict[str, Callable[[], Any]] = {way: partial(quantized_copy, reference, way) for way in ways}
+    schemes: Any = (SCHEMES[1:] if not args.checkpoint else ()) if args.schemes is None else args.schemes
+    makers: dict[str, Callable[[], Any]] = {
+        scheme: partial(quantized_copy, reference, scheme) for scheme in schemes
+    }
     if args.calibrate:
         seen = largest_inputs(reference, samples(args.model, args.calibrate, vocabulary))
         makers["nvfp4, calibrated"] = partial(quantized_copy, reference, "nvfp4", seen)
@@ -176,7 +177,7 @@ def run_eval(args: argparse.Namespace) -> int:
     found = {title: compare(reference, make(), windows, title) for title, make in makers.items()}
     if args.json:
         result = {"model": str(args.model), "text": args.text, "torch": torch.__version__}
-        print(json.dumps(result | {"ways": {title: a.as_dict() for title, a in found.items()}}, indent=1))
+        print(json.dumps(result | {"schemes": {title: a.as_dict() for title, a in found.items()}}, indent=1))
         return 0
     first = next(iter(found.values()))
     print(

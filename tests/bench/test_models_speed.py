@@ -69,22 +69,28 @@ def test_random_model(tiny):
 
 @pytest.mark.parametrize("tiny", ["qwen3_moe"], indirect=True)
 def test_bench(tiny, capsys):
-    command = f"models bench {tiny} --device cpu --prompt 8 --tokens 2 --ways bf16 nvfp4 --json"
+    command = f"models bench {tiny} --device cpu --prompt 8 --tokens 2 --schemes bf16 nvfp4 --json"
     code = main(command.split())
     (result,) = json.loads(capsys.readouterr().out)["models"]
-    assert code == 0 and [way["way"] for way in result["ways"]] == ["bf16", "nvfp4"] and result["layers"] == 2
-    bf16, nvfp4 = result["ways"]
+    assert (
+        code == 0
+        and [scheme["scheme"] for scheme in result["speeds"]] == ["bf16", "nvfp4"]
+        and result["layers"] == 2
+    )
+    bf16, nvfp4 = result["speeds"]
     assert nvfp4["weight_bytes"] < bf16["weight_bytes"] and nvfp4["decode"] == "eager"
     assert nvfp4["prefill_tokens_per_s"] == pytest.approx(8 / nvfp4["prefill_s"])
 
 
 @pytest.mark.parametrize("tiny", ["qwen3_moe"], indirect=True)
 def test_other_ways_and_attention(tiny, capsys):
-    """The table has a line per way, also for several sequences, another attention and fewer layers."""
-    command = f"models bench {tiny} --device cpu --batch 2 --prompt 4 --tokens 1 --ways bf16 fp8 auto --layers 1"
+    """The table has a line per scheme, also for several sequences, another attention and fewer layers."""
+    command = (
+        f"models bench {tiny} --device cpu --batch 2 --prompt 4 --tokens 1 --schemes bf16 fp8 auto --layers 1"
+    )
     assert main([*command.split(), "--attention", "grouped_sdpa"]) == 0
     lines = [line.split() for line in capsys.readouterr().out.splitlines() if "2 x 4" in line]
-    assert [line[:2] for line in lines] == [[way, "grouped_sdpa"] for way in ("bf16", "fp8", "auto")]
+    assert [line[:2] for line in lines] == [[scheme, "grouped_sdpa"] for scheme in ("bf16", "fp8", "auto")]
     weights = [float(line[5]) for line in lines]
     assert all(float(line[9]) > 0 for line in lines) and weights == sorted(weights, reverse=True)
 

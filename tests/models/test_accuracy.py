@@ -93,7 +93,7 @@ def test_command(tmp_path, capsys):
     quantize_checkpoint(tmp_path / "in", tmp_path / "out", format="nvfp4a16")
     command = ["models", "eval", str(tmp_path / "in"), "--text", "random", "--tokens", "100"]
     assert main([*command, "--json", "--calibrate", "random"]) == 0
-    ways = json.loads(capsys.readouterr().out)["ways"]
+    ways = json.loads(capsys.readouterr().out)["schemes"]
     assert list(ways) == ["16bit", "nvfp4", "nvfp4, calibrated"]
     assert main([*command, "--checkpoint", str(tmp_path / "out")]) == 0
     out = capsys.readouterr().out

@@ -10,17 +10,17 @@ examples:
   nvfp4-cute models inspect FOLDER                      the layers of a checkpoint, and which kernels would run them
   nvfp4-cute models bench qwen3-8b                      random weights with a real config: bf16 compared with NVFP4
   nvfp4-cute models bench qwen3-30b-a3b --batch 1 8 32 --json     several cases, as JSON
-  nvfp4-cute models bench FOLDER --ways nvfp4 --json    your own config.json, one way, as JSON
+  nvfp4-cute models bench FOLDER --schemes nvfp4 --json    your own config.json, one scheme, as JSON
   nvfp4-cute models eval FOLDER --text FILE             KL divergence and perplexity of 4 bits compared with 16, errors by layer
   nvfp4-cute models eval FOLDER --text FILE --checkpoint QUANTIZED    the same for a checkpoint quantized from that model
   nvfp4-cute models judge FOLDER QUANTIZED --text FILE --report judge.md    two models on one page, with a picture
 """
 
 
-WAYS = ("bf16", "16bit", "nvfp4")
+SCHEMES = ("bf16", "16bit", "nvfp4")
 
 
-BENCH_WAYS = ("bf16", "fp8", "16bit", "nvfp4", "auto", "all", "kept")
+BENCH_SCHEMES = ("bf16", "fp8", "16bit", "nvfp4", "auto", "all", "kept")
 
 
 def add_parser(verbs: Verbs) -> None:
@@ -48,7 +48,7 @@ def add_parser(verbs: Verbs) -> None:
     )
     bench.add_argument("--tokens", type=types.positive, default=128, help="tokens decoded; default 128")
     bench.add_argument(
-        "--ways", nargs="+", choices=BENCH_WAYS, default=["bf16", "fp8", "auto"],
+        "--schemes", nargs="+", choices=BENCH_SCHEMES, default=["bf16", "fp8", "auto"],
         help="bf16, fp8: torch; nvfp4: weights and activations of 4 bits; 16bit: weights only; auto: as layers choose on this "
         "GPU; all: auto, with the output layer in NVFP4 and the embedding in MXFP8; kept: all, with decoded weights kept for "
         "many rows. Default: bf16 fp8 auto",
@@ -85,8 +85,8 @@ def add_parser(verbs: Verbs) -> None:
         "--checkpoint", nargs="+", type=Path, default=[], help="quantized checkpoints of the model"
     )
     evaluate.add_argument(
-        "--ways", nargs="+", choices=WAYS[1:],
-        help="ways to round the weights for this evaluation; default both, or none with --checkpoint",
+        "--schemes", nargs="+", choices=SCHEMES[1:],
+        help="schemes to round the weights for this evaluation; default both, or none with --checkpoint",
     )  # fmt: skip
     evaluate.add_argument(
         "--calibrate", metavar="TEXT", help="also evaluate scales of activations from this text"
