@@ -255,6 +255,14 @@ class BlockFormat:
             )
         return k // self.block_of(k)
 
+    def check_stored_k(self, k: int) -> None:
+        """Raises ValueError for a K that no tensor of the format has.
+
+        Rows with row-major scales may end within a block: checkpoints store such weights. Only blocked scales need whole blocks.
+        """
+        if self.scale_layout == "blocked" or k <= 0:
+            self.num_k_blocks(k)
+
     def scale_row_bytes(self, k: int) -> int:
         """Returns the bytes of the scales along ``k`` elements, counting a partial last block, without padding."""
         return -(-k // self.block_of(k)) * self.scale.bits // 8

@@ -59,10 +59,13 @@ class BlockScaledTensor:
     ``t[i]`` and ``t[i:j]`` select batches and rows without a copy; a slice of rows begins at a multiple of the rows that share
     an atom or block of scales.
 
+    Rows of FP8 and INT8 with float32 scales may end within a block, as in some checkpoints. Such a tensor can be dequantized;
+    products refuse its K.
+
     Attributes:
         data: ``[..., bytes of K]``, of a dtype of the format: K/2 bytes for 4-bit elements, K for 8-bit elements.
         scale: of a dtype of the format. "rowmajor": ``[..., K / block_k]`` (INT8: ``[..., 1]``; FP8_128x128: one row per 128
-            rows). "blocked": ``[batches..., rm, rk, 32, 4, 4]`` (see :mod:`nvfp4_cute.formats.scale_layout`).
+            rows), rounded up. "blocked": ``[batches..., rm, rk, 32, 4, 4]`` (see :mod:`nvfp4_cute.formats.scale_layout`).
         global_scale: float32 factor by which dequantizing multiplies, without dimensions, [batches...] with one per batch, or
             [...] with one per row of at least two dimensions ("ragged": [rows, 1]). None means 1. Only formats with a global
             scale may have one.
@@ -100,7 +103,7 @@ class BlockScaledTensor:
         if not self.shape:
             raise ValueError(f"shape=() has no K; an {self.format.title} tensor has at least one dimension")
         *lead, k = self.shape
-        self.format.num_k_blocks(k)
+        self.format.check_stored_k(k)
         _check_shape("data", self.data, (*lead, self.format.row_bytes(k)))
         self._check_scale_shape()
         tensors = {"data": self.data, "scale": self.scale}
@@ -268,6 +271,11 @@ class BlockScaledTensor:
         """Whether every row has a global scale of its own, as ``quantize(x, global_scale="per_row")`` finds it."""
         g, lead = self.global_scale, len(self.shape) - 1
         return g is not None and lead > 0 and g.ndim == (2 if self.scale_layout == "ragged" else lead)
+
+    @property
+    def has_whole_blocks(self) -> bool:
+        """Whether K is a multiple of the block, as products need."""
+        return self.shape[-1] % self.format.k_multiple == 0
 
     @property
     def device(self) -> torch.device:

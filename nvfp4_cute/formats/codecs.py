@@ -327,7 +327,7 @@ def decode_blocks(
 
     Args:
         data: ``[..., bytes of K]``, in a dtype of the format.
-        scale: row-major ``[..., K / block_k]``, with scales for every row.
+        scale: row-major ``[..., K / block_k]``, rounded up, with scales for every row.
         format: format of the rows.
         dtype: float32 or float64.
 
@@ -335,7 +335,11 @@ def decode_blocks(
         ``dtype``, ``[..., K]``.
     """
     decoded = decode(data, format.element, dtype)
-    values = decoded.unflatten(-1, (-1, format.block_of(decoded.shape[-1])))
+    block_k = format.block_of(decoded.shape[-1])
+    if decoded.shape[-1] % block_k:  # the last block is partial
+        factors = decode(scale, format.scale, dtype).repeat_interleave(block_k, -1)
+        return decoded.mul_(factors[..., : decoded.shape[-1]])
+    values = decoded.unflatten(-1, (-1, block_k))
     if format.has_zero_points:
         values = values.sub_((scale >> 16).to(dtype).unsqueeze(-1))
     return values.mul_(decode(scale, format.scale, dtype).unsqueeze(-1)).flatten(-2)

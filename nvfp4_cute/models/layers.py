@@ -24,16 +24,14 @@ from nvfp4_cute.formats.block_format import (
     FP8_1xK,
     FP8_128x128,
 )
-from nvfp4_cute.formats.block_scaled import BlockScaledTensor, NVFP4Tensor
+from nvfp4_cute.formats.block_scaled import BlockScaledTensor
 from nvfp4_cute.formats.global_scale import PER_ROW
 from nvfp4_cute.formats.scale_layout import to_blocked
 from nvfp4_cute.models.checkpoints.stored import (
     Scheme,
     StoredExperts,
     StoredLinear,
-    StoredWeight,
     as_nvfp4,
-    as_tensor,
 )
 from nvfp4_cute.nn.activations import Activations, mode_of, must_keep_16_bits, rows_format
 from nvfp4_cute.nn.by_rows import by_rows, experts_by_rows
@@ -150,7 +148,7 @@ def _product(
     if exact is None:
         layer: torch.nn.Module = _decoded(weight, bias, dtype)
         return layer if rounding is None else RoundedInput(layer, rounding, given)
-    if scheme.activations == "nvfp4" and weight.format == "nvfp4":
+    if scheme.activations == "nvfp4" and weight.format == NVFP4:
         layer = QuantizedLinear.from_quantized(
             exact, bias, activations=own, input_scale=own_scale(given, own), dtype=dtype, backend=backend
         )
@@ -162,7 +160,7 @@ def _product(
 def _with_fp8_rows(
     make: Callable[[Any, Any], Any],
     stored: Any,
-    weight: StoredWeight,
+    weight: BlockScaledTensor,
     backend: str,
     device: torch.device | str,
 ) -> Any:
@@ -176,7 +174,7 @@ def _with_fp8_rows(
         weight: some of its weights.
         backend, device: see ``linear_module``.
     """
-    if weight.format != MXFP4.name:
+    if weight.format != MXFP4:
         raise UnsupportedProblem(
             f"activations='fp8' for {stored.name}, whose weights are {weight.format}; FP8 rows need MXFP4 weights: leave it "
             "out"
@@ -235,12 +233,11 @@ def embedding_module(
         )
     if isinstance(tied, QuantizedLinear) and tied.format == NVFP4:
         return QuantizedEmbedding(tied.quantized_weight, dtype=dtype, backend=backend)
-    weight = _moved(stored.weight, device)
-    table = as_tensor(weight)
-    if decode or table is None or table.format.scale.bits != 8:
-        n, k = weight.shape
+    table = _moved(stored.weight, device)
+    if decode or table.format.scale.bits != 8:
+        n, k = table.shape
         layer = torch.nn.Embedding(n, k, device="meta", dtype=dtype)
-        values = tied.weight if isinstance(tied, torch.nn.Linear) else weight.dequantize(dtype)
+        values = tied.weight if isinstance(tied, torch.nn.Linear) else table.dequantize(dtype)
         layer.weight = torch.nn.Parameter(values.detach(), requires_grad=False)
         return layer
     return QuantizedEmbedding(table, dtype=dtype, backend=backend)
@@ -336,7 +333,7 @@ def _whole_experts(
     if not isinstance(activation, Activation):
         return None
     if _is_moe(stored, keep_two_factors):
-        own_weights = [_moved(w, device).nvfp4() for w in (stored.w13, stored.w2)]
+        own_weights = [_moved(w, device) for w in (stored.w13, stored.w2)]
         layer = _moe_module(stored, own_weights, rows, activation, dtype=dtype, backend=backend)
         return ModelExperts(layer)
     first, second = (_direct(_moved(w, device), stored.scheme, backend) for w in (stored.w13, stored.w2))
@@ -383,7 +380,7 @@ def _sorted_experts(
 
 
 def _kept(
-    weight: StoredWeight, factor: torch.Tensor | None, scheme: Scheme, is_nvfp4: bool, backend: str
+    weight: BlockScaledTensor, factor: torch.Tensor | None, scheme: Scheme, is_nvfp4: bool, backend: str
 ) -> BlockScaledTensor | None:
     """Returns weights [E, N, K] that a kernel multiplies by activations of the scheme; None if none does.
 
@@ -392,10 +389,9 @@ def _kept(
     direct = _direct(weight, scheme, backend)
     if direct is not None:
         return None if direct.format.is_int4 and scheme.activations is not None else direct
-    if weight.format != NVFP4.name or not is_nvfp4 or weight.shape[-1] % K_STEP:
+    if weight.format != NVFP4 or not is_nvfp4 or weight.shape[-1] % K_STEP:
         return None
-    exact = weight.nvfp4()
-    return exact if factor is None else replace(exact, global_scale=factor.contiguous())
+    return weight if factor is None else replace(weight, global_scale=factor.contiguous())
 
 
 def _keeps_16_bits(activations: LayerActivations, backend: str, device: torch.device, decode: bool) -> bool:
@@ -405,21 +401,20 @@ def _keeps_16_bits(activations: LayerActivations, backend: str, device: torch.de
     return mode_of(activations, backend, device) == "16bit"
 
 
-def _direct(weight: StoredWeight, scheme: Scheme, backend: str) -> BlockScaledTensor | None:
+def _direct(weight: BlockScaledTensor, scheme: Scheme, backend: str) -> BlockScaledTensor | None:
     """Returns MXFP4, FP8, INT8 or int4 weights that a kernel multiplies by activations of the scheme; None if none does."""
-    tensor = as_tensor(weight)
-    if tensor is None or tensor.format.is_int4:
-        return tensor
-    format = tensor.format
-    if format not in (MXFP4, FP8_128x128, INT8):
+    format = weight.format
+    if format.is_int4:
+        return weight
+    if format not in (MXFP4, FP8_128x128, INT8) or not weight.has_whole_blocks:
         return None
     if scheme.activations is None:
-        return None if weight.shape[-1] % W4A16_K_STEP else tensor
+        return None if weight.shape[-1] % W4A16_K_STEP else weight
     if (format, scheme.activations) == (MXFP4, FP8_1xK.name):
-        return tensor
+        return weight
     rows = rows_format(format)
     has_kernel = scheme.activations == rows.name and has_products(backend, weight.data.device, (rows, format))
-    return tensor if has_kernel else None
+    return weight if has_kernel else None
 
 
 def _has_whole_blocks(stored: StoredExperts, format: BlockFormat) -> bool:
@@ -429,7 +424,7 @@ def _has_whole_blocks(stored: StoredExperts, format: BlockFormat) -> bool:
 
 def _is_moe(stored: StoredExperts, keep_two_factors: bool) -> bool:
     """Returns whether the experts are NVFP4, and MoE supports them."""
-    if stored.w13.format != NVFP4.name or stored.scheme.activations not in (NVFP4.name, None):
+    if stored.w13.format != NVFP4 or stored.scheme.activations not in (NVFP4.name, None):
         return False
     has_two = stored.has_gate and (keep_two_factors or not _is_one_factor(stored.w13_global))
     if has_two and (stored.w13_bias is not None or stored.w13.shape[1] % FUSED_ROWS):
@@ -444,14 +439,14 @@ def _is_one_factor(factors: torch.Tensor | None) -> bool:
 
 def _moe_module(
     stored: StoredExperts,
-    own_weights: list[NVFP4Tensor],
+    own_weights: list[BlockScaledTensor],
     rows: Any,
     activation: Activation,
     *,
     dtype: torch.dtype,
     backend: str,
 ) -> MoE:
-    def weights(weight: NVFP4Tensor, factor: torch.Tensor | None) -> moe_weights.ExpertWeights:
+    def weights(weight: BlockScaledTensor, factor: torch.Tensor | None) -> moe_weights.ExpertWeights:
         factor = None if factor is None else factor.to(weight.data.device)
         return moe_weights.ExpertWeights(weight.data, to_blocked(weight.scale), factor)
 
@@ -475,7 +470,7 @@ def _moe_module(
     )  # fmt: skip
 
 
-def _split(stored: StoredExperts) -> list[tuple[StoredWeight, torch.Tensor | None, torch.Tensor | None]]:
+def _split(stored: StoredExperts) -> list[tuple[BlockScaledTensor, torch.Tensor | None, torch.Tensor | None]]:
     """Returns weights, factors and biases of gate and up, or of up."""
     count = 2 if stored.has_gate else 1
     w, factors, bias = stored.w13, stored.w13_global, stored.w13_bias
@@ -483,13 +478,8 @@ def _split(stored: StoredExperts) -> list[tuple[StoredWeight, torch.Tensor | Non
     sides = []
     for i in range(count):
         rows = slice(i * width, (i + 1) * width)
-        scale_rows = rows if w.format != "fp8_128x128" else slice(i * width // 128, (i + 1) * width // 128)
-        part = StoredWeight(
-            w.format, w.data[:, rows], w.scale[:, scale_rows], None, (w.shape[0], width, w.shape[2])
-        )
-        sides.append(
-            (part, None if factors is None else factors[:, i], None if bias is None else bias[:, rows])
-        )
+        factor = None if factors is None else factors[:, i]
+        sides.append((w[:, rows], factor, None if bias is None else bias[:, rows]))
     return sides
 
 
@@ -497,15 +487,14 @@ def _scaled(values: torch.Tensor, factor: torch.Tensor | None) -> torch.Tensor:
     return values if factor is None else values * factor.to(values.device)[:, None, None]
 
 
-def _moved(weight: StoredWeight, device: torch.device | str) -> StoredWeight:
-    factor = None if weight.global_scale is None else weight.global_scale.to(device)
-    data = weight.data.to(device)
+def _moved(weight: BlockScaledTensor, device: torch.device | str) -> BlockScaledTensor:
+    moved = weight.to(device)
     # Mapped files align tensors to 8 bytes, but kernels read rows 16 bytes at a time.
-    data = data if data.data_ptr() % TMA_ALIGN_BYTES == 0 else data.clone()
-    return StoredWeight(weight.format, data, weight.scale.to(device), factor, weight.shape)
+    is_aligned = moved.data.data_ptr() % TMA_ALIGN_BYTES == 0
+    return moved if is_aligned else replace(moved, data=moved.data.clone())
 
 
-def _decoded(weight: StoredWeight, bias: torch.Tensor | None, dtype: torch.dtype) -> torch.nn.Linear:
+def _decoded(weight: BlockScaledTensor, bias: torch.Tensor | None, dtype: torch.dtype) -> torch.nn.Linear:
     n, k = weight.shape
     layer = torch.nn.Linear(k, n, bias=bias is not None, device="meta", dtype=dtype)
     layer.weight = torch.nn.Parameter(weight.dequantize(dtype), requires_grad=False)

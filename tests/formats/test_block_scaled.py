@@ -13,12 +13,14 @@ from oracle import assert_bitwise_equal
 import nvfp4_cute
 from nvfp4_cute.formats.block_format import (
     FORMATS,
+    INT8,
     MXFP4,
     MXFP8_E4M3,
     MXFP8_E5M2,
     NVFP4,
     BlockFormat,
     FP8_1x128,
+    FP8_1xK,
     FP8_128x128,
     NumberType,
 )
@@ -330,3 +332,50 @@ def test_layouts_are_converted(f):
 def test_dequantize_is_a_function_and_a_method():
     t = tensor()
     assert_bitwise_equal(t.dequantize(torch.float16), dequantize(t, torch.float16))
+
+
+@pytest.mark.parametrize("f, k", [(FP8_128x128, 300), (FP8_1x128, 300), (FP8_1xK, 30), (INT8, 30)], ids=str)
+def test_rows_may_end_within_a_block(f, k):
+    """Checkpoints have such weights of FP8 and INT8. Blocked scales have whole blocks."""
+    data = torch.arange(2 * 200 * k).remainder(120).to(torch.uint8).view(2, 200, k).view(f.data_dtypes[-1])
+    scale = torch.rand(2, *f.scale_shape(200, k, "rowmajor"))
+    t = BlockScaledTensor.from_parts(data, scale, format=f)
+    assert t.shape == (2, 200, k) and not t.has_whole_blocks
+    n, columns = torch.arange(200)[:, None], torch.arange(k)
+    of_value = scale[:, n // f.block_rows, columns // f.block_of(k)]
+    assert_bitwise_equal(t.dequantize(), data.float() * of_value)
+    assert_bitwise_equal(t[1, 128:].dequantize(), t.dequantize()[1, 128:])
+    with pytest.raises(ValueError, match="K=24 is not a positive multiple of 16"):
+        BlockScaledTensor.from_parts(torch.zeros(8, 12).byte(), torch.zeros(8, 2).byte(), layout="rowmajor")
+
+
+def test_products_need_whole_blocks():
+    """Every operation names the rule, whether rows are FP8 or 16-bit."""
+    k, rows = (
+        160,
+        torch.zeros(4, 160, dtype=torch.bfloat16),
+    )  # 160: what loads of 16-bit rows and weights allow
+
+    def part(f, *lead):
+        data = torch.zeros(*lead, k, dtype=torch.float8_e4m3fn)
+        scale = torch.ones(*lead[:-1], *f.scale_shape(lead[-1], k, "rowmajor"))
+        return BlockScaledTensor.from_parts(data, scale, format=f)
+
+    b, of_groups, offs = part(FP8_128x128, 128), part(FP8_128x128, 2, 128), torch.tensor([2, 4]).int()
+    for a in (part(FP8_1x128, 4), rows):
+        for call in (
+            lambda a: nvfp4_cute.gemm(a, b),
+            lambda a: nvfp4_cute.grouped_gemm([a], [b]),
+            lambda a: nvfp4_cute.grouped_gemm(a, of_groups, offs=offs),
+            lambda a: nvfp4_cute.dual_gemm(a, nvfp4_cute.GateUp(b, b)),
+            lambda a: nvfp4_cute.grouped_dual_gemm(a, nvfp4_cute.GateUp(of_groups, of_groups), offs=offs),
+        ):
+            with pytest.raises(ValueError, match=r"K=160 is not a (positive )?multiple of 128"):
+                call(a)
+    for call in (
+        lambda: nvfp4_cute.gemv(b, rows[0]),
+        lambda: nvfp4_cute.QuantizedLinear.from_quantized(b),
+        lambda: nvfp4_cute.MoE.from_quantized(of_groups, part(FP8_128x128, 2, k)),
+    ):
+        with pytest.raises(ValueError, match=r"K=160 is not a (positive )?multiple of 128"):
+            call()

@@ -12,12 +12,12 @@ from checkpoint_files import MODELOPT, experts, nvfp4, write
 
 from nvfp4_cute.errors import CheckpointError, UnsupportedProblem, UnsupportedTarget
 from nvfp4_cute.formats.block_format import MXFP4, MXFP4_FP8
-from nvfp4_cute.formats.block_scaled import NVFP4Tensor, dequantize
+from nvfp4_cute.formats.block_scaled import NVFP4Tensor, dequantize, quantize
 from nvfp4_cute.formats.codecs import decode_e2m1, decode_e4m3, decode_ue8m0, unpack_e2m1
-from nvfp4_cute.models.checkpoints import Checkpoint, StoredWeight
+from nvfp4_cute.models.checkpoints import Checkpoint
 from nvfp4_cute.models.checkpoints.checkpoint import quantization_of
 from nvfp4_cute.models.checkpoints.names import spellings
-from nvfp4_cute.models.checkpoints.stored import Scheme, StoredExperts, StoredLinear, as_nvfp4
+from nvfp4_cute.models.checkpoints.stored import Scheme, StoredExperts, StoredLinear, as_nvfp4, stored_weight
 from nvfp4_cute.models.checkpoints.tensors import TensorFiles, TensorWriter
 from nvfp4_cute.models.layers import experts_module, linear_module
 
@@ -503,7 +503,7 @@ def test_mxfp4_as_nvfp4(span):
     scale[0, 0], scale[1, 1] = 100, 100 + span
     data[2, :16] = 0x80  # zeros, one of them negative, whose exponent does not count
     scale[2, 0] = 250
-    weight = StoredWeight("mxfp4", data, scale, None, (8, 128))
+    weight = stored_weight("mxfp4", data, scale)
     converted = as_nvfp4(weight)
     if span > 17:
         assert converted is None
@@ -514,9 +514,7 @@ def test_mxfp4_as_nvfp4(span):
 def stored_mxfp4(*shape):
     g = torch.Generator().manual_seed(0)
     data = torch.randint(0, 256, (*shape[:-1], shape[-1] // 2), dtype=torch.uint8, generator=g)
-    return StoredWeight(
-        "mxfp4", data, torch.full((*shape[:-1], shape[-1] // 32), 120, dtype=torch.uint8), None, shape
-    )
+    return stored_weight("mxfp4", data, torch.full((*shape[:-1], shape[-1] // 32), 120, dtype=torch.uint8))
 
 
 @pytest.mark.parametrize("rows, mode", [(None, "16bit"), ("mxfp4", "mxfp4")])
@@ -545,7 +543,7 @@ def test_fp8_rows_go_with_mxfp4_on_hopper():
     weight.scale[0, 0] = 90
     with pytest.warns(UserWarning, match="a keeps 16-bit rows instead of FP8 ones: MXFP4 weights: row 0"):
         assert linear_module(layer, None, **options).mode == "16bit"
-    other = StoredWeight("nvfp4", *3 * [torch.zeros(1)], (64, 128))
+    other = quantize(torch.zeros(64, 128), scale_layout="rowmajor")
     with pytest.raises(UnsupportedProblem, match="'fp8' for b, whose weights are nvfp4"):
         linear_module(StoredLinear("b", scheme, other, None), None, **options)
 
@@ -566,7 +564,7 @@ def test_peak_memory_is_that_of_a_layer(tmp_path):
         "import resource, sys\nfrom nvfp4_cute.models.checkpoints import Checkpoint\n"
         "peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
         "c = Checkpoint(sys.argv[1]); c.linear(next(iter(c.linears))).weight.dequantize(); before = peak()\n"
-        "for layer in c.each_linear(): layer.weight.nvfp4()\n"
+        "for layer in c.each_linear(): layer.weight\n"
         "print(peak() - before, c.files.nbytes // 1024)"
     )
     done = subprocess.run([sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, check=True,

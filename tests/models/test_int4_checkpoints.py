@@ -54,7 +54,7 @@ def test_compressed_tensors(tmp_path, dtype, zero_points):
             words(zero, 0) if zero_points == "packed" else (zero - 8).to(torch.int8)
         )
     weight = read(tmp_path, tensors, compressed_tensors(symmetric=zero_points == "none"))
-    assert weight.format == int4_format(64, dtype, zero_points=zero_points != "none").name
+    assert weight.format == int4_format(64, dtype, zero_points=zero_points != "none")
     assert torch.equal(weight.dequantize(torch.float64), values(codes, scale, zero))
 
 
@@ -62,7 +62,7 @@ def test_one_scale_a_row(tmp_path):
     codes, scale, zero = parts(blocks=1)
     tensors = {"weight_packed": words(codes, 1), "weight_scale": scale}
     weight = read(tmp_path, tensors, compressed_tensors(strategy="channel", group_size=None))
-    assert weight.format == int4_format(128, "float16").name
+    assert weight.format == int4_format(128, "float16")
     assert torch.equal(weight.dequantize(torch.float64), values(codes, scale, torch.full_like(zero, 8)))
 
 
@@ -81,7 +81,7 @@ def test_gptq(tmp_path, layout, less, key):
     checkpoint = Checkpoint(tmp_path)
     assert checkpoint.plain == [f"{PREFIX}.bias"]
     weight = checkpoint.linear(PREFIX).weight
-    assert weight.format == int4_format(64, "float16", zero_points=True).name
+    assert weight.format == int4_format(64, "float16", zero_points=True)
     assert torch.equal(weight.dequantize(torch.float64), values(codes, scale, zero))
 
 
@@ -90,7 +90,7 @@ def test_symmetric_gptq_has_no_zero_points(tmp_path):
     eight = torch.full_like(zero, 8)
     tensors = {"qweight": words(codes.T, 0), "qzeros": words(eight.T - 1, 1), "scales": scale.T.contiguous()}
     weight = read(tmp_path, tensors, GPTQ | {"sym": True})
-    assert weight.format == int4_format(64, "float16").name
+    assert weight.format == int4_format(64, "float16")
     assert torch.equal(weight.dequantize(torch.float64), values(codes, scale, eight))
 
 
@@ -98,7 +98,7 @@ def test_awq(tmp_path):
     codes, scale, zero = parts()
     tensors = {"qweight": awq_words(codes.T), "qzeros": awq_words(zero.T), "scales": scale.T.contiguous()}
     weight = read(tmp_path, tensors, AWQ)
-    assert weight.format == int4_format(64, "float16", zero_points=True).name
+    assert weight.format == int4_format(64, "float16", zero_points=True)
     assert torch.equal(weight.dequantize(torch.float64), values(codes, scale, zero))
 
 
@@ -178,7 +178,7 @@ def test_modelopt_awq(tmp_path, dtype):
     checkpoint = Checkpoint(tmp_path)
     plain = values(codes, scale, torch.full_like(zero, 8))
     stored = checkpoint.linear(PREFIX)
-    assert stored.weight.format == int4_format(128, dtype).name and not checkpoint.plain
+    assert stored.weight.format == int4_format(128, dtype) and not checkpoint.plain
     assert torch.equal(stored.dequantize(torch.float64), plain * pre)
     assert checkpoint.linear(other).pre_scale is None
     assert torch.equal(checkpoint.linear(other).dequantize(torch.float64), plain)
@@ -292,7 +292,7 @@ def test_experts_are_stacked(tmp_path):
             wanted[e, name] = values(codes, scale, torch.full_like(zero, 8))
     write(tmp_path, tensors, compressed_tensors(group_size=32))
     stored = Checkpoint(tmp_path).read_experts("model.layers.1.mlp.experts")
-    assert stored.w13.format == "int4_32_bfloat16" and stored.w13.shape == (2, 128, K)
+    assert stored.w13.format == int4_format(32) and stored.w13.shape == (2, 128, K)
     first, second = (w.dequantize(torch.float64) for w in (stored.w13, stored.w2))
     for e in range(2):
         assert torch.equal(first[e], torch.cat([wanted[e, "gate_proj"], wanted[e, "up_proj"]]))

@@ -11,7 +11,7 @@ from nvfp4_cute import quantize, set_batch_invariant
 from nvfp4_cute.activation import Activation
 from nvfp4_cute.errors import CheckpointError
 from nvfp4_cute.models.checkpoints import Checkpoint
-from nvfp4_cute.models.checkpoints.stored import Scheme, StoredLinear, StoredWeight
+from nvfp4_cute.models.checkpoints.stored import Scheme, StoredLinear
 from nvfp4_cute.models.layers import embedding_module, experts_module, linear_module
 from nvfp4_cute.nn.experts import ModelExperts, SortedExperts
 
@@ -49,8 +49,7 @@ def test_a_global_scale_for_each_row(tmp_path):
     stored = Checkpoint(write(tmp_path, experts(PREFIX, width=64, features=64), MODELOPT)).read_experts(
         PREFIX
     )
-    q = quantize(torch.randn(32, 64), global_scale="auto", scale_layout="rowmajor")
-    weight = StoredWeight("nvfp4", q.data, q.scale, q.global_scale, (32, 64))
+    weight = quantize(torch.randn(32, 64), global_scale="auto", scale_layout="rowmajor")
     layer = StoredLinear("layer", Scheme("NVFP4", "nvfp4", "nvfp4"), weight, torch.tensor(0.01))
     how = {"dtype": torch.bfloat16, "device": "cpu"}
     without = replace(stored, w13_input=None, w2_input=None), replace(layer, input_scale=None)
@@ -87,7 +86,7 @@ def test_biases_of_a_model_in_float32():
 @pytest.mark.parametrize("own", [{"order": torch.arange(64).flip(0)}, {"pre_scale": torch.full((64,), 2.0)}])
 def test_an_embedding_has_no_activations(own):
     """An embedding cannot reorder or scale its input, so such weights are refused."""
-    weight = StoredWeight("nvfp4", torch.zeros(16, 32, dtype=torch.uint8), torch.zeros(16, 4), None, (16, 64))
+    weight = quantize(torch.zeros(16, 64), scale_layout="rowmajor")
     stored = StoredLinear("model.embed_tokens", Scheme("NVFP4_AWQ", "nvfp4", None), weight, None, **own)
     with pytest.raises(CheckpointError, match=r"model.embed_tokens is an embedding with an order of K"):
         embedding_module(stored, dtype=torch.bfloat16, device="cpu")

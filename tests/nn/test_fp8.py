@@ -6,7 +6,7 @@ import torch
 import nvfp4_cute as nv
 from nvfp4_cute.experts.activation import activate_rows
 from nvfp4_cute.models import layers
-from nvfp4_cute.models.checkpoints.stored import Scheme, StoredExperts, StoredLinear, StoredWeight, as_tensor
+from nvfp4_cute.models.checkpoints.stored import Scheme, StoredExperts, StoredLinear
 from nvfp4_cute.models.inspect import Kind, what_runs
 from nvfp4_cute.models.layers import experts_module, linear_module
 from nvfp4_cute.nn.experts import Projection, SortedExperts
@@ -23,11 +23,6 @@ SCHEME = Scheme("fp8", "fp8_128x128", "fp8_1x128")
 def weights(*shape, seed=0):
     generator = torch.Generator().manual_seed(seed)
     return nv.quantize(torch.randn(shape, generator=generator), format=nv.FP8_128x128)
-
-
-def stored(*shape, seed=0):
-    w = weights(*shape, seed=seed)
-    return StoredWeight("fp8_128x128", w.data, w.scale, None, shape)
 
 
 def rows(*shape):
@@ -169,11 +164,11 @@ def test_weights_beside_16_bit_activations_of_a_checkpoint():
         {"dtype": torch.bfloat16, "device": "cpu"},
         Scheme("float-quantized", "fp8_128x128", None),
     )
-    layer = linear_module(StoredLinear("q", scheme, stored(200, 256), None), None, **options)
+    layer = linear_module(StoredLinear("q", scheme, weights(200, 256), None), None, **options)
     assert (
         isinstance(layer, QuantizedLinear) and layer.format == nv.FP8_128x128 and layer.activations == "16bit"
     )
-    sides = stored(2, 256, 128), None, stored(2, 128, 128)
+    sides = weights(2, 256, 128), None, weights(2, 128, 128)
     made = experts_module(StoredExperts("e", scheme, *sides, *[None] * 5, True), "silu", **options)
     assert isinstance(made.experts, nv.MoE) and made.experts.activations == "16bit"
     made = experts_module(
@@ -190,7 +185,7 @@ def test_weights_beside_16_bit_activations_of_a_checkpoint():
 def test_modules_of_a_checkpoint(monkeypatch):
     """FP8 weights are multiplied where there is a kernel and blocks are whole; otherwise they are dequantized."""
     options = {"dtype": torch.bfloat16, "device": "cpu"}
-    linear = StoredLinear("q_proj", SCHEME, stored(200, 256), None)
+    linear = StoredLinear("q_proj", SCHEME, weights(200, 256), None)
     layer, x = linear_module(linear, None, **options), rows(4, 256)
     assert isinstance(layer, QuantizedLinear) and layer.format == nv.FP8_128x128
     with monkeypatch.context() as patched:
@@ -198,13 +193,12 @@ def test_modules_of_a_checkpoint(monkeypatch):
         decoded = linear_module(linear, None, **options)
     assert isinstance(decoded, RoundedInput)
     torch.testing.assert_close(layer(x).float(), decoded(x).float(), rtol=2e-2, atol=0.2)
-    cut = stored(200, 256)
-    cut = StoredWeight(cut.format, cut.data[:, :200], cut.scale, None, (200, 200))
-    assert as_tensor(cut) is None
+    whole = weights(200, 256)
+    cut = nv.BlockScaledTensor.from_parts(whole.data[:, :200], whole.scale, format=nv.FP8_128x128)
     assert isinstance(linear_module(StoredLinear("q", SCHEME, cut, None), None, **options), RoundedInput)
 
     def of_width(width):
-        w13, w2 = stored(2, 2 * width, 128), stored(2, 128, width)
+        w13, w2 = weights(2, 2 * width, 128), weights(2, 128, width)
         return StoredExperts("experts", SCHEME, w13, None, w2, None, None, None, None, None, True)
 
     assert experts_module(of_width(128), "silu", **options).experts.activations == "fp8_1x128"

@@ -5,7 +5,7 @@ import torch
 
 import nvfp4_cute as nv
 from nvfp4_cute.models import layers
-from nvfp4_cute.models.checkpoints.stored import Scheme, StoredExperts, StoredLinear, StoredWeight
+from nvfp4_cute.models.checkpoints.stored import Scheme, StoredExperts, StoredLinear
 from nvfp4_cute.models.inspect import Kind, what_runs
 from nvfp4_cute.nn.experts import ModelExperts
 from nvfp4_cute.nn.linear import QuantizedLinear
@@ -105,8 +105,7 @@ def test_experts(backend, second):
 
 
 def stored(*shape, format=KIMI, seed=0):
-    w = weights(*shape, format=format, seed=seed).with_scale_layout("rowmajor")
-    return StoredWeight(format.name, w.data, w.scale, None, shape)
+    return weights(*shape, format=format, seed=seed).with_scale_layout("rowmajor")
 
 
 def test_modules_of_a_checkpoint():

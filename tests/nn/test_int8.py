@@ -11,7 +11,7 @@ from nvfp4_cute.errors import CheckpointError
 from nvfp4_cute.experts.activation import activate_rows
 from nvfp4_cute.models import layers
 from nvfp4_cute.models.checkpoints.checkpoint import Checkpoint
-from nvfp4_cute.models.checkpoints.stored import Scheme, StoredExperts, StoredWeight
+from nvfp4_cute.models.checkpoints.stored import Scheme, StoredExperts
 from nvfp4_cute.models.inspect import Kind, what_runs
 from nvfp4_cute.models.layers import experts_module, linear_module
 from nvfp4_cute.nn.experts import Projection, SortedExperts
@@ -252,10 +252,6 @@ def test_what_experts_refuse():
         layer(rows(5, 96).requires_grad_(), IDS, FACTORS)
 
 
-def as_stored(w):
-    return StoredWeight("int8", w.data, w.scale, None, w.shape)
-
-
 def test_experts_of_a_checkpoint(tmp_path, monkeypatch):
     """Loads W8A8 experts in llm-compressor's format, with one projection per expert."""
     w13, w2 = weights(2, 64, 96), weights(2, 96, 32, seed=1)
@@ -279,7 +275,7 @@ def test_experts_of_a_checkpoint(tmp_path, monkeypatch):
         == "MoE, weight-only"
     )
     weight_only = StoredExperts(
-        "e", Scheme("int-quantized", "int8", None), as_stored(weights(2, 64, 64)), None, as_stored(weights(2, 64, 32)),
+        "e", Scheme("int-quantized", "int8", None), weights(2, 64, 64), None, weights(2, 64, 32),
         None, None, None, None, None, True,
     )  # fmt: skip
     assert experts_module(weight_only, "silu", **OPTIONS).experts.activations == "16bit"

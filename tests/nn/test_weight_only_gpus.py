@@ -7,7 +7,7 @@ import torch
 
 from nvfp4_cute.formats.block_format import FP8_128x128
 from nvfp4_cute.formats.block_scaled import quantize
-from nvfp4_cute.models.checkpoints.stored import Scheme, StoredExperts, StoredLinear, StoredWeight
+from nvfp4_cute.models.checkpoints.stored import Scheme, StoredExperts, StoredLinear
 from nvfp4_cute.models.layers import experts_module, linear_module
 from nvfp4_cute.nn import activations
 from nvfp4_cute.nn.experts import ModelExperts
@@ -44,14 +44,12 @@ def test_a_linear_layer_is_weight_only_and_says_so_once():
 
 
 def test_stored_layers_are_weight_only():
-    w = quantize(weights((40, 64)), scale_layout="rowmajor")
-    stored = StoredWeight("nvfp4", w.data, w.scale, torch.tensor(1.0), (40, 64))
+    stored = quantize(weights((40, 64)), global_scale=1.0, scale_layout="rowmajor")
     scheme = Scheme("nvfp4-pack-quantized", "nvfp4", "nvfp4")
     with pytest.warns(UserWarning, match=WARNING):
         layer = linear_module(StoredLinear("q", scheme, stored, torch.tensor(0.5)), None, **WHERE)
     assert isinstance(layer, QuantizedLinear) and layer.mode == "16bit"
-    w = quantize(weights((128, 256)), format=FP8_128x128)
-    stored = StoredWeight("fp8_128x128", w.data, w.scale, None, (128, 256))
+    stored = quantize(weights((128, 256)), format=FP8_128x128)
     layer = linear_module(
         StoredLinear("q", Scheme("fp8", "fp8_128x128", "fp8_1x128"), stored, None), None, **WHERE
     )
@@ -60,8 +58,7 @@ def test_stored_layers_are_weight_only():
 
 def test_stored_experts_are_weight_only():
     def experts(n, k):
-        w = quantize(weights((2, n, k)), scale_layout="rowmajor")
-        return StoredWeight("nvfp4", w.data, w.scale, None, (2, n, k))
+        return quantize(weights((2, n, k)), scale_layout="rowmajor")
 
     one = torch.ones(2)
     stored = StoredExperts(

@@ -5,8 +5,9 @@ from dataclasses import dataclass
 
 import torch
 
+from nvfp4_cute.formats.block_format import MXFP4, NVFP4
 from nvfp4_cute.models.checkpoints.convention import DATA, SCALE, ZERO
-from nvfp4_cute.models.checkpoints.stored import BLOCK_K, INT4, Scheme
+from nvfp4_cute.models.checkpoints.stored import INT4, Scheme
 
 BLOCK = 0  # stands for "values that share a scale", a number that the file decides
 
@@ -39,12 +40,12 @@ class Axes:
 
 NVFP4_AXES = {
     DATA: Axes(0, k_values=2, dtype=torch.uint8),
-    SCALE: Axes(0, k_values=BLOCK_K["nvfp4"], dtype=torch.float8_e4m3fn),
+    SCALE: Axes(0, k_values=NVFP4.block_k, dtype=torch.float8_e4m3fn),
 }
 _K_FIRST = {SCALE: Axes(1, k_values=BLOCK), ZERO: Axes(1, 8, BLOCK, torch.int32)}
 MXFP4_AXES = {
     DATA: Axes(0, k_values=2, dtype=torch.uint8),
-    SCALE: Axes(0, k_values=BLOCK_K["mxfp4"], dtype=torch.uint8),
+    SCALE: Axes(0, k_values=MXFP4.block_k, dtype=torch.uint8),
 }
 # Axes by tool; the table in ``checkpoints.int4`` has the sources.
 INT4_AXES = {

@@ -10,6 +10,7 @@ from typing import Any, Literal
 import torch
 
 from nvfp4_cute.errors import CheckpointError
+from nvfp4_cute.formats.block_scaled import BlockScaledTensor, quantized_tensor
 from nvfp4_cute.models.checkpoints import awq, checks, compressed_tensors, fp8, gptq, modelopt, mxfp4
 from nvfp4_cute.models.checkpoints.convention import (
     BIAS,
@@ -39,11 +40,10 @@ from nvfp4_cute.models.checkpoints.stored import (
     FP8,
     INT4,
     INT8,
-    PACKED,
     Scheme,
     StoredExperts,
     StoredLinear,
-    StoredWeight,
+    stored_weight,
 )
 from nvfp4_cute.models.checkpoints.tensors import TensorFiles
 
@@ -224,18 +224,15 @@ class Checkpoint:
         data, scale = _k_major(roles[DATA], data, scale, scheme, is_k_first)
         scale = _shaped(data, scale, scheme)
         checks.check_data(roles[DATA], scheme, data, scale, roles[SCALE])
-        k = data.shape[-1] * (2 if scheme.weights in PACKED else 1)
         if scheme.weights in (FP8, INT8):
             scale = scale.float().expand(*data.shape[:-1], 1).contiguous()
         if scheme.weights == "fp8_128x128":
             scale = scale.float()  # some are stored in bfloat16
-        if scheme.weights in ("mxfp4", "mxfp8_e4m3"):
-            scale = scale.view(torch.uint8)
-        weight = StoredWeight(scheme.weights, data, scale, self._factor(roles, GLOBAL), (*data.shape[:-1], k))
+        weight = stored_weight(scheme.weights, data, scale, self._factor(roles, GLOBAL))
         given = self._factor(roles, INPUT) if scheme.activations == "nvfp4" else None
         return StoredLinear(prefix, scheme, weight, given, None, self._pre_scale(roles, weight))
 
-    def _pre_scale(self, roles: Roles, weight: StoredWeight) -> torch.Tensor | None:
+    def _pre_scale(self, roles: Roles, weight: BlockScaledTensor) -> torch.Tensor | None:
         """Returns the factors of activations, [K]."""
         if PRE not in roles:
             return None
@@ -411,12 +408,13 @@ class _Side:
     def deinterleaved(self) -> "_Side":
         """Rearranges alternating rows, the gate's first, to all rows of gate, then all of up."""
         turn = lambda t: torch.cat([t[:, 0::2], t[:, 1::2]], 1)
-        w = self.weight
-        weight = StoredWeight(w.format, turn(w.data), turn(w.scale), None, w.shape)
+        weight = replace(self.weight, data=turn(self.weight.data), scale=turn(self.weight.scale))
         return _Side(weight, self.factors, self.inputs, None if self.bias is None else turn(self.bias))
 
 
-def stacked(prefix: str, kind: str, weights: list[StoredWeight]) -> tuple[StoredWeight, torch.Tensor | None]:
+def stacked(
+    prefix: str, kind: str, weights: list[BlockScaledTensor]
+) -> tuple[BlockScaledTensor, torch.Tensor | None]:
     """Stacks the weights of all experts to [E, N, K] without global scales, and the global scales to [E, 1]."""
     one = weights[0]
     other = next((e for e, w in enumerate(weights) if (w.shape, w.format) != (one.shape, one.format)), None)
@@ -427,7 +425,7 @@ def stacked(prefix: str, kind: str, weights: list[StoredWeight]) -> tuple[Stored
             "models, or gate, up and down in each other's place"
         )
     data, scale = torch.stack([w.data for w in weights]), torch.stack([w.scale for w in weights])
-    stacked = StoredWeight(one.format, data, scale, None, (len(weights), *one.shape))
+    stacked = quantized_tensor(data, scale, None, (len(weights), *one.shape), one.format, "rowmajor")
     factors = [w.global_scale for w in weights if w.global_scale is not None]
     return stacked, torch.stack(factors).reshape(-1, 1) if factors else None
 
@@ -456,7 +454,7 @@ def _joined(gate: _Side, up: _Side) -> _Side:
             f"gate projections are {list(gate.weight.shape)} and up projections {list(up.weight.shape)}; both are [E, I, H]: "
             "files of different models, or down in the place of one"
         )
-    if gate.weight.format == "fp8_128x128" and n % 128:
+    if n % gate.weight.format.block_rows:
         raise CheckpointError(
             f"experts are {n} wide in blocks of 128 x 128; a multiple of 128 is needed to hold gate and up in one tensor"
         )
@@ -465,9 +463,9 @@ def _joined(gate: _Side, up: _Side) -> _Side:
             "gate and up projections of experts have different orders of K, or factors of activations, and both read the same "
             'rows: export the model with desc_act=False, actorder "static", or without AWQ'
         )
-    weight = StoredWeight(
-        gate.weight.format, torch.cat([gate.weight.data, up.weight.data], 1),
-        torch.cat([gate.weight.scale, up.weight.scale], 1), None, (experts, n + up.weight.shape[1], k),
+    weight = quantized_tensor(
+        torch.cat([gate.weight.data, up.weight.data], 1), torch.cat([gate.weight.scale, up.weight.scale], 1),
+        None, (experts, n + up.weight.shape[1], k), gate.weight.format, "rowmajor",
     )  # fmt: skip
     factors = None if gate.factors is None else torch.cat([gate.factors, up.factors], 1)
     inputs = None if gate.inputs is None else torch.maximum(gate.inputs, up.inputs)

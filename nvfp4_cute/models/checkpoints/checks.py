@@ -3,8 +3,9 @@
 import torch
 
 from nvfp4_cute.errors import CheckpointError
+from nvfp4_cute.formats.block_format import MXFP4, NVFP4, format_named
 from nvfp4_cute.models.checkpoints.convention import INPUT, Convention, needed_roles
-from nvfp4_cute.models.checkpoints.stored import BLOCK_K, FP8, INT8, PACKED, Scheme
+from nvfp4_cute.models.checkpoints.stored import FP8, INT8, Scheme
 
 E4M3_NAN, SIGN = 0x7F, 0x80
 UE8M0_NAN = 0xFF
@@ -99,7 +100,7 @@ def check_data(name: str, scheme: Scheme, data: torch.Tensor, scale: torch.Tenso
         data, scale: K-major values, [..., N, K/2] or [..., N, K], and their row-major scales.
         scale_name: name of the tensor of scales.
     """
-    packed = scheme.weights in PACKED
+    packed = scheme.weights in (NVFP4.name, MXFP4.name)
     dtype = torch.uint8 if packed else {INT8: torch.int8}.get(scheme.weights, torch.float8_e4m3fn)
     if data.dtype != dtype:
         raise CheckpointError(
@@ -132,8 +133,10 @@ def scale_shape(weights: str, n: int, k: int) -> tuple[int, int]:
         return 1, 1
     if weights == INT8:
         return n, 1
-    block = BLOCK_K[weights]
-    return (-(-n // block), -(-k // block)) if weights == "fp8_128x128" else (n, k // block)
+    kind = format_named(weights)
+    return -(-n // kind.block_rows), k // kind.block_k if kind.scale_layout == "blocked" else -(
+        -k // kind.block_k
+    )
 
 
 def _check_scales(name: str, weights: str, scale: torch.Tensor) -> None:

@@ -11,9 +11,10 @@ from typing import Any
 import torch
 
 from nvfp4_cute.errors import CheckpointError
+from nvfp4_cute.formats.block_scaled import BlockScaledTensor
 from nvfp4_cute.models.checkpoints.names import spellings
 from nvfp4_cute.models.checkpoints.patterns import matcher
-from nvfp4_cute.models.checkpoints.stored import Scheme, StoredWeight
+from nvfp4_cute.models.checkpoints.stored import Scheme
 
 # Roles of a layer's tensors: packed values, block scales, global scales of weights and of activations, bias.
 DATA, SCALE, GLOBAL, INPUT, BIAS = "data", "scale", "global", "input", "bias"
@@ -28,7 +29,7 @@ NEEDED_OF_OTHERS = (DATA, SCALE)
 MAX_SECONDS = 20  # limit for all lookups in one list of modules
 
 Config = Mapping[str, Any]
-Unpack = Callable[[str, Mapping[str, torch.Tensor]], tuple[StoredWeight, torch.Tensor | None]]
+Unpack = Callable[[str, Mapping[str, torch.Tensor]], tuple[BlockScaledTensor, torch.Tensor | None]]
 
 
 @dataclass(frozen=True)

@@ -23,17 +23,18 @@ import torch
 
 from nvfp4_cute.errors import CheckpointError
 from nvfp4_cute.formats.block_format import INT4_BLOCKS, INT4_ZERO_POINT, int4_format
+from nvfp4_cute.formats.block_scaled import BlockScaledTensor
 from nvfp4_cute.formats.codecs import pack_e2m1, unpack_e2m1
 from nvfp4_cute.formats.zero_points import scale_words
 from nvfp4_cute.models.checkpoints.convention import DATA, ORDER, SCALE, SHAPE, ZERO
-from nvfp4_cute.models.checkpoints.stored import StoredWeight
+from nvfp4_cute.models.checkpoints.stored import stored_weight
 
 # Position in the word of columns 0 to 7: column 1, for example, comes after 0, 2, 4 and 6.
 AWQ_PLACES = [0, 4, 1, 5, 2, 6, 3, 7]
 SCALE_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 Tensors = Mapping[str, torch.Tensor]  # by role
-Ordered = tuple[StoredWeight, torch.Tensor | None]  # weights for x[..., order], and the order
+Ordered = tuple[BlockScaledTensor, torch.Tensor | None]  # weights for x[..., order], and the order
 
 
 def of_compressed_tensors(prefix: str, tensors: Tensors) -> Ordered:
@@ -139,7 +140,7 @@ def of_modelopt(prefix: str, tensors: Tensors) -> Ordered:
 
 def _stored(
     prefix: str, data: torch.Tensor, scale: torch.Tensor, zero_points: torch.Tensor | None
-) -> StoredWeight:
+) -> BlockScaledTensor:
     """Makes weights from uint8 [N, K/2], and from scales and zero points, [N, blocks] or [N, 1]."""
     n, k = len(data), 2 * data.shape[1]
     if scale.dtype not in SCALE_DTYPES:
@@ -171,7 +172,7 @@ def _stored(
             )
     format = int4_format(k // blocks, scale.dtype, zero_points=zero_points is not None)
     stored = scale.contiguous() if zero_points is None else scale_words(scale, zero_points)
-    return StoredWeight(format.name, data, stored, None, (n, k))
+    return stored_weight(format.name, data, stored)
 
 
 def _words(prefix: str, packed: torch.Tensor) -> torch.Tensor:

@@ -1,21 +1,16 @@
 """What a checkpoint stores, in the same types for every tool: weights, and how each layer is computed."""
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 
 import torch
 
-from nvfp4_cute.formats.block_format import FORMATS, INT4_FORMATS, NVFP4, FP8_128x128
-from nvfp4_cute.formats.block_scaled import BlockScaledTensor, NVFP4Tensor, dequantize
-from nvfp4_cute.formats.codecs import decode_e4m3, decode_s8
+from nvfp4_cute.formats.block_format import MXFP4, UE8M0, FP8_1xK, format_named
+from nvfp4_cute.formats.block_scaled import BlockScaledTensor, NVFP4Tensor, quantized_tensor
 
-# Names of formats: those of formats.block_format, and "fp8": e4m3 with one float32 scale per tensor or per row.
-# Schemes call all formats of int4_format "int4"; weights have the exact name.
+# Names of formats in schemes: those of formats.block_format, "int4" for all formats of int4_format, and "fp8" for e4m3 with
+# one float32 scale per tensor or per row. Weights in "fp8" are tensors of FP8_1xK.
 FP8, INT8, INT4 = "fp8", "int8", "int4"
-BLOCK_K = {"nvfp4": 16, "mxfp4": 32, "mxfp8_e4m3": 32, "fp8_128x128": 128}
-PACKED = ("nvfp4", "mxfp4")  # two values per byte
 # Exponents of the powers of two in e4m3: 2^-9, its smallest subnormal, to 2^8.
 E4M3_EXPONENTS = (-9, 8)
 
@@ -43,65 +38,24 @@ class Scheme:
         return f"W {self.weights}, A {self.activations or '16 bit'}"
 
 
-@dataclass(frozen=True, eq=False)
-class StoredWeight:
-    """Quantized weights as a file stores them, K-major: ``value * scale * global_scale``.
+def stored_weight(
+    format: str, data: torch.Tensor, scale: torch.Tensor, global_scale: torch.Tensor | None = None
+) -> BlockScaledTensor:
+    """Wraps K-major weights [..., N, K] with row-major scales, as files store them, without a copy.
 
-    Attributes:
-        format: a name of ``formats.block_format``, or "fp8".
-        data: uint8 [..., N, K/2] (e2m1 or int4, the even k in the low nibble), float8_e4m3fn or int8 [..., N, K].
-        scale: row-major. nvfp4: float8_e4m3fn [..., N, K/16]. mxfp4, mxfp8_e4m3: uint8 [..., N, K/32] (ue8m0). fp8_128x128:
-            float32 [..., N/128, K/128], both rounded up. fp8, int8: float32 [..., N, 1]. int4: scales of its format.
-        global_scale: float32 without dimensions that multiplies, or None.
-        shape: shape of the values, (..., N, K).
+    Args:
+        format: format of the weights in a scheme; int4 has its exact name.
+        data: of a dtype of the format.
+        scale: [..., N, K / block], rounded up; "fp8", "int8": [..., N, 1].
+        global_scale: float32 that multiplies, without dimensions or one per batch; or None.
     """
-
-    format: str
-    data: torch.Tensor
-    scale: torch.Tensor
-    global_scale: torch.Tensor | None
-    shape: tuple[int, ...]
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of data and scales."""
-        return self.data.nbytes + self.scale.nbytes
-
-    def dequantize(self, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-        """Returns values [..., N, K]: products in float32, exact except for a final float32 factor, rounded to ``dtype``."""
-        tensor = as_tensor(self)
-        if tensor is not None:
-            return dequantize(tensor, dtype)
-        # Formats without a tensor class: FP8 with one scale per row, and rows that end within a block.
-        n, k = self.shape[-2:]
-        values = decode_s8(self.data) if self.format == INT8 else decode_e4m3(self.data)
-        factors = self.scale
-        if self.format == FP8_128x128.name:
-            factors = factors.repeat_interleave(128, -1)[..., :k].repeat_interleave(128, -2)[..., :n, :]
-        return (values * factors).to(dtype)
-
-    def split(self, rows: Sequence[int]) -> list["StoredWeight"]:
-        """Splits weights [N, K] into views with the given numbers of rows, for formats whose blocks lie within a row."""
-        parts = zip(rows, self.data.split(list(rows)), self.scale.split(list(rows)), strict=True)
-        return [StoredWeight(self.format, d, s, self.global_scale, (n, self.shape[-1])) for n, d, s in parts]
-
-    def nvfp4(self) -> NVFP4Tensor:
-        """Wraps the weights as an NVFP4 tensor with row-major scales, without a copy. Raises ValueError for another format."""
-        if self.format != "nvfp4":
-            raise ValueError(f"these weights are {self.format}, not nvfp4; as_nvfp4 converts what can be")
-        return NVFP4Tensor(self.data, self.scale, self.global_scale, self.shape, "rowmajor")
+    kind = FP8_1xK if format == FP8 else format_named(format)
+    scale = scale.view(torch.uint8) if kind.scale == UE8M0 else scale  # torch stacks no float8_e8m0fnu
+    shape = (*data.shape[:-1], kind.elements(data.shape[-1]))
+    return quantized_tensor(data, scale, global_scale, shape, kind, "rowmajor")
 
 
-def as_tensor(weight: StoredWeight) -> BlockScaledTensor | None:
-    """Wraps the weights as a tensor, without a copy; None for FP8 with a scale per row, and for rows with partial blocks."""
-    format = FORMATS.get(weight.format) or INT4_FORMATS.get(weight.format)
-    if format is None or weight.shape[-1] % format.k_multiple:
-        return None
-    kind = NVFP4Tensor if format == NVFP4 else partial(BlockScaledTensor, format=format)
-    return kind(weight.data, weight.scale, weight.global_scale, tuple(weight.shape), "rowmajor")
-
-
-def as_nvfp4(weight: StoredWeight) -> NVFP4Tensor | None:
+def as_nvfp4(weight: BlockScaledTensor) -> NVFP4Tensor | None:
     """Converts the weights to an NVFP4 tensor with row-major scales; None if NVFP4 cannot represent all values.
 
     MXFP4 scales are powers of two per 32 values. With a power of two as global scale, e4m3 has 18 powers of two, for 16 values
@@ -110,13 +64,13 @@ def as_nvfp4(weight: StoredWeight) -> NVFP4Tensor | None:
     Args:
         weight: weights in any format; only nvfp4 and mxfp4 can succeed.
     """
-    if weight.format == "nvfp4":
-        return weight.nvfp4()
-    if weight.format != "mxfp4":
+    if isinstance(weight, NVFP4Tensor):
+        return weight.with_scale_layout("rowmajor")
+    if weight.format != MXFP4:
         return None
-    blocks = weight.data.unflatten(-1, (-1, BLOCK_K["mxfp4"] // 2))
+    blocks = weight.data.unflatten(-1, (-1, MXFP4.row_bytes(MXFP4.block_k)))
     used = ((blocks & 0x77) != 0).any(-1)
-    exponents = weight.scale.int() - 127
+    exponents = weight.scale.view(torch.uint8).int() - 127
     if not bool(used.any()):
         top = 0
     else:
@@ -138,7 +92,7 @@ class StoredLinear:
     Attributes:
         name: its prefix in the checkpoint.
         scheme: how it is quantized.
-        weight: [N, K].
+        weight: [N, K], with row-major scales, like all weights here.
         input_scale: calibrated float32 global scale of activations, which multiplies; None if none is stored.
         order: int64 [K]: the weights multiply ``x[..., order]`` (desc_act, actorder); None: they multiply ``x``.
         pre_scale: float [K], multiplied into activations before they are quantized (AWQ, SmoothQuant); None for 1.
@@ -146,7 +100,7 @@ class StoredLinear:
 
     name: str
     scheme: Scheme
-    weight: StoredWeight
+    weight: BlockScaledTensor
     input_scale: torch.Tensor | None
     order: torch.Tensor | None = None
     pre_scale: torch.Tensor | None = None
@@ -181,9 +135,9 @@ class StoredExperts:
 
     name: str
     scheme: Scheme
-    w13: StoredWeight
+    w13: BlockScaledTensor
     w13_global: torch.Tensor | None
-    w2: StoredWeight
+    w2: BlockScaledTensor
     w2_global: torch.Tensor | None
     w13_input: torch.Tensor | None
     w2_input: torch.Tensor | None

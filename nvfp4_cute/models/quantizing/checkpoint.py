@@ -4,6 +4,7 @@ import json
 import shutil
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -11,9 +12,9 @@ import torch
 
 from nvfp4_cute.errors import CheckpointError
 from nvfp4_cute.formats.block_format import NVFP4
+from nvfp4_cute.formats.block_scaled import BlockScaledTensor
 from nvfp4_cute.models.checkpoints.checkpoint import read_config
 from nvfp4_cute.models.checkpoints.names import EMBEDDINGS, OUTPUT, expert_of, spellings
-from nvfp4_cute.models.checkpoints.stored import StoredWeight
 from nvfp4_cute.models.checkpoints.tensors import INDEX, TensorFiles, TensorWriter
 from nvfp4_cute.models.quantizing.calibrate import Seen
 from nvfp4_cute.models.quantizing.gptq import gptq
@@ -264,7 +265,7 @@ def _ends(
     return {name: f for name, f in ((output, lm_head), (table, embedding)) if f is not None}
 
 
-Rounded = tuple[list[Layer], list[StoredWeight], torch.Tensor | None]
+Rounded = tuple[list[Layer], list[BlockScaledTensor], torch.Tensor | None]
 
 
 @dataclass
@@ -322,7 +323,7 @@ class _Work:
 
     def compensated(
         self, members: list[Layer], inputs: Inputs, seen: Seen | None = None
-    ) -> list[StoredWeight]:
+    ) -> list[BlockScaledTensor]:
         """Rounds layers that share a global scale with GPTQ, or without compensation where no rows of inputs were recorded."""
         weights = [self.files[f"{layer.name}.weight"].to(self.device) for layer in members]
         for layer, weight in zip(members, weights, strict=True):
@@ -339,7 +340,8 @@ class _Work:
         elif inputs.hessian is not None:
             whole = torch.cat(weights)
             rounding = Rounding.of(whole, format, amax, search)
-            found = gptq(whole, rounding, inputs.hessian).split([len(w) for w in weights])
+            joined, ends = gptq(whole, rounding, inputs.hessian), list(accumulate(map(len, weights)))
+            found = [joined[end - len(w) : end] for w, end in zip(weights, ends, strict=True)]
         else:
             if self.method == "gptq":
                 self.uncompensated.extend(layer.name for layer in members)
@@ -348,7 +350,7 @@ class _Work:
         return found
 
     def note(
-        self, members: list[Layer], weights: list[StoredWeight], inputs: Inputs, seen: Seen | None = None
+        self, members: list[Layer], weights: list[BlockScaledTensor], inputs: Inputs, seen: Seen | None = None
     ) -> None:
         """Records what rounding did to the layers of a group."""
         for layer, stored in zip(members, weights, strict=True):

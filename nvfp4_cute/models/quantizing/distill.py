@@ -17,8 +17,8 @@ from typing import Any
 import torch
 
 from nvfp4_cute.formats.block_format import NVFP4
+from nvfp4_cute.formats.block_scaled import BlockScaledTensor
 from nvfp4_cute.formats.codecs import decode_e2m1, decode_e4m3, encode_e4m3, unpack_e2m1
-from nvfp4_cute.models.checkpoints.stored import StoredWeight
 
 # Learning rate of Adam for the logarithms of factors, and the fraction of it at the end of a cosine schedule. On 3,072 tokens,
 # 8e-3 fits the calibration text better and other text worse.
@@ -44,7 +44,7 @@ class _Scaled:
         factors: float32 [N, K / 16], logarithms of the factors by which scales are multiplied.
     """
 
-    def __init__(self, stored: StoredWeight):
+    def __init__(self, stored: BlockScaledTensor):
         self.stored = stored
         self.elements = decode_e2m1(unpack_e2m1(stored.data)).unflatten(-1, (-1, NVFP4.block_k))
         self.scales = decode_e4m3(stored.scale.view(torch.uint8))
@@ -57,7 +57,7 @@ class _Scaled:
         assert self.stored.global_scale is not None
         return (self.elements * scales.unsqueeze(-1)).flatten(-2) * self.stored.global_scale
 
-    def result(self) -> StoredWeight:
+    def result(self) -> BlockScaledTensor:
         """Returns the weights with the trained scales."""
         codes = encode_e4m3((self.scales * self.factors.exp()).detach())
         return replace(self.stored, scale=codes.view(self.stored.scale.dtype))
@@ -70,12 +70,12 @@ Views = Callable[[Callable[[torch.nn.Module], Any]], Sequence[torch.Tensor]]
 @torch.enable_grad()
 def distill(
     block: torch.nn.Module,
-    stored: Sequence[StoredWeight],
+    stored: Sequence[BlockScaledTensor],
     views: Views,
     runs: Sequence[Callable[[], torch.Tensor]],
     targets: Sequence[torch.Tensor],
     passes: int,
-) -> list[StoredWeight]:
+) -> list[BlockScaledTensor]:
     """Trains the scales and norms of a block in place.
 
     Args:
@@ -90,7 +90,7 @@ def distill(
     Returns:
         The weights with trained scales.
     """
-    scaled = {i: _Scaled(one) for i, one in enumerate(stored) if one.format == NVFP4.name}
+    scaled = {i: _Scaled(one) for i, one in enumerate(stored) if one.format == NVFP4}
     weights = [view for i, view in enumerate(views(lambda module: module)) if i in scaled]
     norms = [p for name, p in block.named_parameters() if p.ndim == 1 and name.endswith("norm.weight")]
     given = [p.detach().float().clone() for p in norms]

@@ -14,13 +14,13 @@ Formats with blocks along K leave two choices:
 
 import torch
 
-from nvfp4_cute.models.checkpoints.stored import StoredWeight
+from nvfp4_cute.formats.block_scaled import BlockScaledTensor
 from nvfp4_cute.models.quantizing.weights import Rounding, check_finite
 
 DAMPING = 0.01  # fraction of the mean of H's diagonal that is added to the diagonal
 
 
-def gptq(weight: torch.Tensor, rounding: Rounding, hessian: torch.Tensor) -> StoredWeight:
+def gptq(weight: torch.Tensor, rounding: Rounding, hessian: torch.Tensor) -> BlockScaledTensor:
     """Rounds weights so that the layer's error is small on the inputs that it saw.
 
     Args:

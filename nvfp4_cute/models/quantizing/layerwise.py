@@ -19,8 +19,8 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_map
 
+from nvfp4_cute.formats.block_scaled import BlockScaledTensor
 from nvfp4_cute.models.checkpoints.names import expert_of, spellings
-from nvfp4_cute.models.checkpoints.stored import StoredWeight
 from nvfp4_cute.models.checkpoints.tensors import TensorFiles
 from nvfp4_cute.models.quantizing.distill import distill
 from nvfp4_cute.models.quantizing.observe import Site, expert_weight, is_experts, observed
@@ -53,7 +53,7 @@ class Inputs:
         self.hessian = square if self.hessian is None else self.hessian.add_(square)
 
 
-Solve = Callable[[list[Layer], Inputs], list[StoredWeight]]
+Solve = Callable[[list[Layer], Inputs], list[BlockScaledTensor]]
 Key = tuple[int, int | None, bool]
 
 
@@ -132,7 +132,7 @@ def quantize_blocks(
     solve: Solve,
     device: torch.device | str = "cpu",
     passes: int = 0,
-) -> Iterator[tuple[list[Layer], list[StoredWeight], Inputs]]:
+) -> Iterator[tuple[list[Layer], list[BlockScaledTensor], Inputs]]:
     """Quantizes the layers of a causal model of transformers; its weights become the rounded ones.
 
     Args:
@@ -194,7 +194,7 @@ def _solved(
     runs: Sequence[Callable[[], Any]],
     solve: Solve,
     device: torch.device | str,
-) -> Iterator[tuple[list[Layer], list[StoredWeight], Inputs]]:
+) -> Iterator[tuple[list[Layer], list[BlockScaledTensor], Inputs]]:
     """Quantizes the groups of a stage from the rows that they read while ``runs`` process the windows."""
     found = {group.key: Inputs() for group in stage}
     for group in stage:
@@ -219,11 +219,11 @@ def _solved(
 def _distilled(
     block: torch.nn.Module,
     here: Mapping[Key, _Group],
-    solved: list[tuple[list[Layer], list[StoredWeight], Inputs]],
+    solved: list[tuple[list[Layer], list[BlockScaledTensor], Inputs]],
     runs: Sequence[Callable[[], torch.Tensor]],
     targets: Sequence[torch.Tensor],
     passes: int,
-) -> Iterator[tuple[list[Layer], list[StoredWeight], Inputs]]:
+) -> Iterator[tuple[list[Layer], list[BlockScaledTensor], Inputs]]:
     """Trains a block, and iterates over its groups with the trained weights."""
     by_name = {group.layers[0].name: group for group in here.values()}
     groups = [by_name[layers[0].name] for layers, _, _ in solved]

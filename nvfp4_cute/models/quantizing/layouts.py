@@ -1,28 +1,27 @@
 """What tools write for a quantized layer and into config.json, so that the tools and engines can read it back."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import version
 from typing import Any
 
 import torch
 
 from nvfp4_cute.formats.block_format import (
-    E4M3,
-    FP32,
-    INT4_FORMATS,
     MXFP4,
     MXFP8_E4M3,
     NVFP4,
     BlockFormat,
+    FP8_1xK,
     int4_format,
 )
+from nvfp4_cute.formats.block_scaled import BlockScaledTensor
 from nvfp4_cute.models.checkpoints.names import is_embedding
-from nvfp4_cute.models.checkpoints.stored import FP8, StoredWeight
+from nvfp4_cute.models.checkpoints.stored import FP8
 
 LAYOUTS = ("modelopt", "compressed-tensors")
-# e4m3 with one float32 scale per row: per output channel of weights, per token of activations.
-FP8_ROWS = BlockFormat(FP8, E4M3, FP32, block_k=0, scale_layout="rowmajor")
+# One scale per output channel of weights and per token of activations, under the readers' name.
+FP8_ROWS = replace(FP8_1xK, name=FP8)
 
 
 @dataclass(frozen=True)
@@ -129,13 +128,15 @@ def announced(
         yield f"{name}.{'input_global_scale' if is_ct else 'input_scale'}", torch.float32, scalar
 
 
-def tensors(weight: StoredWeight, input_scale: torch.Tensor | None, layout: str) -> Iterator[torch.Tensor]:
+def tensors(
+    weight: BlockScaledTensor, input_scale: torch.Tensor | None, layout: str
+) -> Iterator[torch.Tensor]:
     """Iterates over the tensors of a layer, with global scales in the tool's convention."""
-    if weight.format in INT4_FORMATS:
+    if weight.format.is_int4:
         yield from (weight.data.view(torch.int32), weight.scale, torch.tensor(weight.shape))
         return
     yield weight.data
-    yield weight.scale[:, 0] if (weight.format, layout) == (FP8, "modelopt") else weight.scale
+    yield weight.scale[:, 0] if (weight.format, layout) == (FP8_1xK, "modelopt") else weight.scale
     for factor in (weight.global_scale, input_scale):
         if factor is not None:
             yield (1 / factor).reshape(1) if layout == "compressed-tensors" else factor.reshape(())

@@ -7,10 +7,10 @@ from statistics import median
 
 import torch
 
-from nvfp4_cute.formats.block_format import NVFP4
+from nvfp4_cute.formats.block_format import E2M1, NVFP4
+from nvfp4_cute.formats.block_scaled import BlockScaledTensor
 from nvfp4_cute.formats.codecs import unpack_e2m1
 from nvfp4_cute.models.checkpoints.names import expert_of
-from nvfp4_cute.models.checkpoints.stored import StoredWeight
 from nvfp4_cute.models.quantizing.rules import Layer
 from nvfp4_cute.terminal import markdown_table
 
@@ -55,7 +55,7 @@ class LayerNote:
         cls,
         layer: Layer,
         weight: torch.Tensor,
-        stored: StoredWeight,
+        stored: BlockScaledTensor,
         tokens: int | None,
         squares: torch.Tensor | None,
     ) -> "LayerNote":
@@ -96,19 +96,19 @@ def _relative(wrong: torch.Tensor, exact: torch.Tensor, columns: torch.Tensor) -
     return (float((wrong.square() @ columns).sum()) / max(most, 1e-30)) ** 0.5
 
 
-def _counts(exact: torch.Tensor, stored: StoredWeight, block_k: int) -> dict[str, int]:
+def _counts(exact: torch.Tensor, stored: BlockScaledTensor, block_k: int) -> dict[str, int]:
     """Numbers of blocks; scales are judged where they are e4m3 codes, zeros where elements are e2m1."""
     blocks = exact.unflatten(-1, (-1, block_k))
     amax = blocks.abs().amax(-1)
     found = {"blocks": amax.numel()}
-    if stored.format == NVFP4.name:
+    if stored.format == NVFP4:
         codes = stored.scale.view(torch.uint8).to(amax.device)
         factor = 1.0 if stored.global_scale is None else float(stored.global_scale)
         most = NVFP4.element.max * NVFP4.scale.max * factor * (1 + 2.0**-5)
         found["saturated"] = int(((codes == LARGEST_CODE) & (amax > most)).sum())
         found["subnormal"] = int(((codes > 0) & (codes < FIRST_NORMAL_CODE)).sum())
         found["zero"] = int(((codes == 0) & (amax > 0)).sum())
-    if stored.data.dtype == torch.uint8 and stored.format in ("nvfp4", "mxfp4"):
+    if stored.format.element == E2M1:
         elements = unpack_e2m1(stored.data).to(amax.device).unflatten(-1, (-1, block_k))
         lost = ((elements & 7 == 0) & (blocks != 0)).sum(-1)
         found["outliers"] = int((lost > (blocks != 0).sum(-1) // 2).sum())

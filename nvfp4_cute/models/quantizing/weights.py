@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import torch
 
-from nvfp4_cute.formats.block_format import FOUR_OVER_SIX, NVFP4, BlockFormat, format_named
-from nvfp4_cute.formats.block_scaled import quantize
+from nvfp4_cute.formats.block_format import FOUR_OVER_SIX, BlockFormat, format_named
+from nvfp4_cute.formats.block_scaled import BlockScaledTensor, quantize
 from nvfp4_cute.formats.block_scales import nearest_rounding, scale_codes
 from nvfp4_cute.formats.codecs import (
     E4M3_MAX,
@@ -21,7 +21,7 @@ from nvfp4_cute.formats.codecs import (
     pack_e2m1,
 )
 from nvfp4_cute.formats.global_scale import GLOBAL_SCALE_DIVISOR
-from nvfp4_cute.models.checkpoints.stored import FP8, StoredWeight
+from nvfp4_cute.models.checkpoints.stored import FP8, stored_weight
 
 # Trial factors of a block's largest value, by the kind of its scale. 1.5 is "four over six": the largest value becomes 4
 # instead of 6. A factor under 1 clamps it.
@@ -80,11 +80,11 @@ class Rounding:
         """Returns the float32 values of elements."""
         return CODECS[self.format.element.name][1](codes) * step
 
-    def stored(self, codes: torch.Tensor, scales: torch.Tensor) -> StoredWeight:
+    def stored(self, codes: torch.Tensor, scales: torch.Tensor) -> BlockScaledTensor:
         """Packs codes of elements, uint8 [N, K], and scales of :meth:`scales`, [N, K / block], as files store them."""
         data = pack_e2m1(codes) if self.format.element.bits == 4 else codes.view(torch.float8_e4m3fn)
         scale = scales.view(torch.float8_e4m3fn) if self.format.has_global_scale else scales
-        return StoredWeight(self.format.name, data, scale, self.factor, tuple(codes.shape))
+        return stored_weight(self.format.name, data, scale, self.factor)
 
 
 def quantized(
@@ -93,7 +93,7 @@ def quantized(
     amax: torch.Tensor | None = None,
     search: bool = False,
     importance: torch.Tensor | None = None,
-) -> StoredWeight:
+) -> BlockScaledTensor:
     """Quantizes weights as a checkpoint stores them, with row-major scales.
 
     Args:
@@ -129,17 +129,17 @@ def quantized(
     return rounding.stored(codes.flatten(-2), scale)
 
 
-def fp8_rows(weight: torch.Tensor) -> StoredWeight:
+def fp8_rows(weight: torch.Tensor) -> BlockScaledTensor:
     """Rounds weights [N, K] to e4m3 with one float32 scale per row, its amax / 448."""
     values = weight.float()
     amax = values.abs().amax(-1, keepdim=True)
     # Divides by a tensor on the same device: on CUDA torch multiplies by the inverse of a host number.
     scale = torch.where(amax == 0, 1.0, amax / torch.full_like(amax, E4M3_MAX))
     codes = encode_e4m3(values / scale).view(torch.float8_e4m3fn)
-    return StoredWeight(FP8, codes, scale, None, tuple(weight.shape))
+    return stored_weight(FP8, codes, scale)
 
 
-def four_over_six(weight: torch.Tensor, amax: torch.Tensor | None = None) -> StoredWeight:
+def four_over_six(weight: torch.Tensor, amax: torch.Tensor | None = None) -> BlockScaledTensor:
     """NVFP4 weights by ``quantize(..., method="four_over_six")``, row-major scales; takes the arguments of :func:`quantized`.
 
     The global scale is amax / 1536.
@@ -147,8 +147,7 @@ def four_over_six(weight: torch.Tensor, amax: torch.Tensor | None = None) -> Sto
     check_finite(weight)
     amax = weight.abs().amax() if amax is None else amax
     factor = global_scale(amax, FOUR_OVER_SIX.global_scale_divisor)
-    made = quantize(weight.float(), format=FOUR_OVER_SIX, global_scale=factor, scale_layout="rowmajor")
-    return StoredWeight(NVFP4.name, made.data, made.scale, factor, tuple(weight.shape))
+    return quantize(weight.float(), format=FOUR_OVER_SIX, global_scale=factor, scale_layout="rowmajor")
 
 
 def check_finite(weight: torch.Tensor) -> None:

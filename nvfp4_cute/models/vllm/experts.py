@@ -10,7 +10,7 @@ from vllm.model_executor.layers.fused_moe import FusedMoEMethodBase
 from vllm.model_executor.utils import set_weight_attrs
 
 from nvfp4_cute.errors import CheckpointError, UnsupportedTarget
-from nvfp4_cute.formats.block_format import NVFP4
+from nvfp4_cute.formats.block_scaled import BlockScaledTensor
 from nvfp4_cute.models.checkpoints.axes import axes_of
 from nvfp4_cute.models.checkpoints.checkpoint import MissingInputScale, stacked
 from nvfp4_cute.models.checkpoints.checks import check_data
@@ -27,7 +27,7 @@ from nvfp4_cute.models.checkpoints.convention import (
     Convention,
     needed_roles,
 )
-from nvfp4_cute.models.checkpoints.stored import INT4, Scheme, StoredExperts, StoredWeight
+from nvfp4_cute.models.checkpoints.stored import INT4, Scheme, StoredExperts, stored_weight
 from nvfp4_cute.models.layers import LayerActivations, experts_module
 from nvfp4_cute.models.vllm.activations import INTERLEAVED, activation_of
 from nvfp4_cute.models.vllm.kernels import KERNELS
@@ -179,7 +179,9 @@ class ExpertsMethod(FusedMoEMethodBase):
         moe = layer.moe_config
         KERNELS.add_experts(module, moe.hidden_dim, moe.experts_per_token, layer.nvfp4_dtype, device)
 
-    def _side(self, layer: Any, name: str) -> tuple[StoredWeight, torch.Tensor | None, torch.Tensor | None]:
+    def _side(
+        self, layer: Any, name: str
+    ) -> tuple[BlockScaledTensor, torch.Tensor | None, torch.Tensor | None]:
         """Returns a projection's weights, their global scales, and those of activations; deletes the layer's parameters."""
         roles = (*self.axes, *self.numbers, *WITHOUT_PLACE)
         taken = {r: t for r in roles if (t := layer._parameters.pop(self._key(name, r), None)) is not None}
@@ -194,9 +196,7 @@ class ExpertsMethod(FusedMoEMethodBase):
         make_up_dummies(*(tensor for role, tensor in given.items() if role != DATA))
         data, scale = given[DATA], given[SCALE]
         check_data(path[DATA], self.scheme, data, scale, path[SCALE])
-        weight = StoredWeight(
-            self.scheme.weights, data, scale, None, (*data.shape[:-1], NVFP4.elements(data.shape[-1]))
-        )
+        weight = stored_weight(self.scheme.weights, data, scale)
         if GLOBAL not in given:
             return weight, None, None
         factor = factors(path[GLOBAL], given[GLOBAL], self.convention)
@@ -218,7 +218,7 @@ class ExpertsMethod(FusedMoEMethodBase):
             )
         return bias.data.nan_to_num(0.0)
 
-    def _int4(self, layer: Any, name: str, given: dict[str, torch.Tensor]) -> StoredWeight:
+    def _int4(self, layer: Any, name: str, given: dict[str, torch.Tensor]) -> BlockScaledTensor:
         assert self.convention.unpack is not None
         read = []
         for e in range(len(given[DATA])):

@@ -14,7 +14,7 @@ from vllm.model_executor.layers.linear import (
 from vllm.model_executor.parameter import PackedvLLMParameter, PerTensorScaleParameter
 
 from nvfp4_cute.errors import CheckpointError
-from nvfp4_cute.formats.block_format import NVFP4
+from nvfp4_cute.formats.block_scaled import BlockScaledTensor
 from nvfp4_cute.models.checkpoints.axes import axes_of
 from nvfp4_cute.models.checkpoints.checks import check_data, check_pre_scale
 from nvfp4_cute.models.checkpoints.convention import (
@@ -29,7 +29,7 @@ from nvfp4_cute.models.checkpoints.convention import (
     Convention,
     needed_roles,
 )
-from nvfp4_cute.models.checkpoints.stored import INT4, Scheme, StoredLinear, StoredWeight
+from nvfp4_cute.models.checkpoints.stored import INT4, Scheme, StoredLinear, stored_weight
 from nvfp4_cute.models.layers import LayerActivations, linear_module
 from nvfp4_cute.models.vllm.kernels import KERNELS
 from nvfp4_cute.models.vllm.parameters import (
@@ -207,7 +207,7 @@ class LinearMethod(LinearMethodBase):
 
     def _weight(
         self, layer: Any, given: Tensors, own: Mapping[str, torch.Tensor]
-    ) -> tuple[StoredWeight, torch.Tensor | None]:
+    ) -> tuple[BlockScaledTensor, torch.Tensor | None]:
         """Returns the weights of some rows, and their order of K."""
         if self.scheme.weights == INT4:
             assert self.convention.unpack is not None
@@ -216,8 +216,7 @@ class LinearMethod(LinearMethodBase):
             )
         data, scale = given[DATA], given[SCALE]
         check_data(self._path(layer, DATA), self.scheme, data, scale, self._path(layer, SCALE))
-        shape = (len(data), NVFP4.elements(data.shape[1]))
-        return StoredWeight(self.scheme.weights, data, scale, own.get(GLOBAL), shape), None
+        return stored_weight(self.scheme.weights, data, scale, own.get(GLOBAL)), None
 
     def _bias(self, layer: Any) -> torch.Tensor | None:
         """Returns the bias that vLLM passes with every call of a layer; in row-parallel layers only the first rank has it."""
