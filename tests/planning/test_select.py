@@ -333,3 +333,15 @@ def test_two_quantized_operands_are_refused_before_hopper_with_the_fix(arch):
         with pytest.raises(UnsupportedTarget, match=arch):
             key(arch, torch.bfloat16, False)
     assert not simt.has_fp4_convert(arch)
+
+
+@pytest.mark.parametrize(
+    "n, is_dense, expected",
+    [(6144, True, 2), (8448, True, 2), (8576, True, 1), (6144, False, 1)],
+)
+def test_two_parts_of_k_run_at_once(n, is_dense, expected):
+    """132 SMs hold both parts of 66 tiles of 128 weights; groups, and problems outside of the mode, have no fixed parts."""
+    for rows in (1, 4096):
+        one = GroupedProblem(((rows, n, 4096),), batch_invariant=True, is_dense=is_dense)
+        assert sm90.parts_of_k(one, 132) == expected
+        assert sm90.parts_of_k(replace(one, batch_invariant=False), 132) == 0

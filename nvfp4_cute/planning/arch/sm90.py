@@ -450,13 +450,14 @@ def _search_us(problem: GroupedProblem, config: KernelConfig) -> float:
 def parts_of_k(problem: GroupedProblem, num_sms: int) -> int:
     """Returns the parts of K that sums of a batch-invariant problem are made of; 0 for other problems.
 
-    Two for a dense product whose weights fill fewer CTAs than there are SMs. On an H200 two parts are then as fast as what is
-    chosen freely from 32 to 256 rows, and one part takes up to 1.7 times as long (``bench/results``, rows of Qwen3-8B).
+    Two for a dense product whose weights fill at most half of the SMs, so that both parts run at once. On an H200, one part then
+    takes up to 1.4 times as long at few rows. With more weights, one part takes 0.62 to 1.02 of the time of two
+    (``bench/notes/2026-11-29-h200-batch-invariance.md``).
     """
     if not problem.batch_invariant:
         return 0
     n = max((n for _, n, _ in problem.sizes), default=0)
-    return 2 if problem.is_dense and -(-n // TILE_WEIGHTS) < num_sms else 1
+    return 2 if problem.is_dense and 2 * -(-n // TILE_WEIGHTS) <= num_sms else 1
 
 
 def _kind(config: KernelConfig) -> tuple:
