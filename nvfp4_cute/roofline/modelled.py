@@ -22,7 +22,7 @@ REPLAYED_STEPS, REPLAYED_TILES = 320, range(4, 11)
 
 These are the first tiles of each cluster, and equally many in the middle, when L2 holds the data loaded before: this
 number of steps of the main loop, and this number of tiles. Tiles after the first ones take the time of half of those in
-the middle. Full replays give 1 to 3 % more (``tests/roofline/test_modelled.py``).
+the middle. Full replays differ by 1 to 3 % (``tests/roofline/test_modelled.py``).
 """
 
 

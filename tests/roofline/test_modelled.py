@@ -23,6 +23,15 @@ def test_a_warp_that_does_nothing_for_tiles_is_there_whole():
     assert [event for event in cta[1] if event != (Op.MARK,)] == long[:100]
 
 
+def test_what_a_warp_does_before_its_first_tile_is_not_part_of_its_tiles():
+    """An epilogue warp with 80 events of setup and 10 per tile, of which 30 % are kept: 12 of 40 tiles, 6 before the mark."""
+    setup = [(Op.READ, i, ()) for i in range(80)]
+    tile = lambda i: [(Op.WAIT, 8, i), *((Op.WRITE, (i, j)) for j in range(9))]
+    (((warp,),),) = [begun(ClusterTrace((0, 0, 0), [[[*setup, *sum(map(tile, range(40)), [])]]]), 0.3).warps]
+    mark = warp.index((Op.MARK,))
+    assert [sum(event[0] is Op.WAIT for event in part) for part in (warp[:mark], warp[mark:])] == [6, 6]
+
+
 def pair(tiles: int, number: int, pause: float) -> ClusterTrace:
     """A CTA of two warps: one produces a tile in ``pause`` cycles, and the other one consumes it in a third of that."""
     sleep = lambda cycles: (Op.SLEEP, cycles / B200.clock_hz * 1e9)

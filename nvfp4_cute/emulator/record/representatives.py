@@ -22,6 +22,8 @@ MOST_OF_A_KIND = 4
 """Number of executed clusters of a kind if their shapes differ."""
 FEW_EVENTS = 64
 """Number of events of a warp below which all of them are replayed."""
+OF_TILES = frozenset({Op.WAIT, Op.LOAD, Op.ASYNC_READ, Op.MMA, Op.WGMMA, Op.MATRIX})
+"""Events the first of which begins a warp's first tile."""
 MOVING = frozenset({Op.LOAD, Op.PREFETCH, Op.STORE, Op.WRITE, Op.READ})
 """Events with addresses of operands."""
 
@@ -195,17 +197,20 @@ def _share(work: LaunchWork, cluster: int) -> float:
 
 
 def begun(trace: ClusterTrace, share: float) -> ClusterTrace:
-    """Returns the first share of every warp's events, with a mark at half of it.
+    """Returns the first share of every warp's tiles, with a mark at half of it.
 
-    Warps with few events are independent of tiles, and so are the first events of many warps; all of these are
-    included.
+    Warps with few events are independent of tiles, and so are the events of a warp before its first tile; all of these
+    are included. An epilogue warp can have more events before its first tile than in ten tiles.
     """
     if share == 1:
         return trace
 
     def first(events: list[Event]) -> list[Event]:
-        count = max(ceil(share * len(events)), min(len(events), FEW_EVENTS))
-        return [*events[: count // 2], (Op.MARK,), *events[count // 2 : count]]
+        start = next((place for place, event in enumerate(events) if event[0] in OF_TILES), 0)
+        of_tiles = ceil(share * (len(events) - start))
+        count = max(start + of_tiles, min(len(events), FEW_EVENTS))
+        half = start + of_tiles // 2
+        return [*events[:half], (Op.MARK,), *events[half:count]]
 
     return replace(trace, warps=[[first(events) for events in cta] for cta in trace.warps], share=share)
 
