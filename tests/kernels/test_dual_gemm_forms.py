@@ -11,12 +11,10 @@ from quantized_check import assert_quantized
 
 from nvfp4_cute import ConfigError, KernelConfig
 from nvfp4_cute.backends.emulator import observe
-from nvfp4_cute.compile.cache import get_kernel
 from nvfp4_cute.compile.keys import KernelKey
 from nvfp4_cute.formats.scale_layout import from_blocked, to_blocked
 from nvfp4_cute.ops.parts import dual_gemm, grouped_dual_gemm
-from nvfp4_cute.planning.arch import sm90, sm100, sm120
-from nvfp4_cute.problem import result_format
+from nvfp4_cute.planning.arch import sm90
 from nvfp4_cute.reference import grouped_dual_gemm_reference, separate_weights
 
 EVERY_FAMILY = pytest.mark.parametrize(
@@ -257,47 +255,6 @@ def test_one_product_of_two_halves():
         a, b, _, a_scale, scale, _ = joined(listed, layout)
         got = dual_gemm(a[0], b[0], None, a_scale[0], scale[0], None, 0.5, 0.25, weight_layout=layout)
         assert torch.equal(got, want)
-
-
-@pytest.mark.sampled(1)
-@pytest.mark.parametrize("dtype", [torch.bfloat16, "nvfp4"], ids=str)
-@pytest.mark.parametrize(
-    ("layout", "config"),
-    [(layout, config) for layout in LAYOUTS[1:] for config in sm100.candidates(1, layout)],
-    ids=str,
-)
-def test_machine_code(layout, config, dtype):
-    key = KernelKey(
-        "sm_100a",
-        config,
-        1,
-        dtype,
-        True,
-        "ragged",
-        activation="silu",
-        weight_layout=layout,
-        has_limit=True,
-    ).validated()
-    assert get_kernel(key).resources.stack_bytes == 0
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("layout", LAYOUTS[1:])
-@pytest.mark.parametrize("dtype", [torch.bfloat16, "nvfp4"], ids=str)
-def test_machine_code_of_sm120(layout, dtype):
-    for config in sm120.candidates(1, layout, result_format(dtype)):
-        variant = {"activation": "silu", "weight_layout": layout, "has_limit": True}
-        key = KernelKey("sm_120a", config, 1, dtype, True, "ragged", **variant).validated()
-        assert get_kernel(key).resources.stack_bytes == 0, key.to_name()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("layout", ["separate", *LAYOUTS[1:]])
-def test_machine_code_of_sm90(layout):
-    for config in sm90.candidates(2 if layout == "separate" else 1):
-        variant = {"activation": "silu", "weight_layout": layout, "has_limit": True}
-        key = KernelKey("sm_90a", config, 1, torch.bfloat16, True, "ragged", **variant).validated()
-        assert get_kernel(key).resources.stack_bytes == 0, key.to_name()
 
 
 @pytest.mark.parametrize(

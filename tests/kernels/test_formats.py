@@ -7,13 +7,11 @@ import torch
 from format_cases import NAN_CODES, Groups
 from list_checks import check_list_operands
 from oracle import assert_bitwise_equal
-from stage_release import unfinished_reads
 
 import nvfp4_cute as nv
 from nvfp4_cute import KernelConfig, UnsupportedProblem
 from nvfp4_cute.backends.emulator import observe, on_emulator
 from nvfp4_cute.cli import compile
-from nvfp4_cute.compile.cache import get_kernel
 from nvfp4_cute.compile.keys import KernelKey
 from nvfp4_cute.formats.block_format import MIXED_PAIRS, NVFP4_PAIR
 from nvfp4_cute.gpus.targets import lookup
@@ -203,23 +201,6 @@ def test_a_scale_that_is_nan_reaches_its_row_alone(arch, pair):
     got = groups.run("list", f"emulator:{arch}")[0]
     assert bool(got[3].isnan().all())
     assert_bitwise_equal(got[4:], plain[4:])
-
-
-@pytest.mark.sampled(1)
-@pytest.mark.parametrize("rows", [16, 4096])
-@pytest.mark.parametrize("out_dtype", [torch.bfloat16, "nvfp4"], ids=str)
-@every_pair
-def test_machine_code(arch, pair, out_dtype, rows):
-    """No spills, no calls, and no release of a stage before its reads are complete."""
-    a_format, b_format = pair
-    problem = GroupedProblem(((rows, 4096, 4096),), out_dtype=out_dtype, a_format=a_format, b_format=b_format)
-    config = family_of(arch).choose(problem, 148)
-    kernel = get_kernel(KernelKey.of(arch, config, problem))
-    assert kernel.resources.stack_bytes == 0
-    assert b"__cuda_syscall" not in kernel.cubin
-    if arch in sm120.ARCHS:  # warps read its stages; on the others tensor cores do
-        stages = (kernel.key.config.num_ab_stage,)
-        assert not [str(finding) for finding in unfinished_reads(kernel.cubin, stages, "nvfp4_")]
 
 
 @pytest.mark.parametrize("arch", PADS)

@@ -1,8 +1,11 @@
 """FP8 with fp32 scales on every family of GPUs: where sums are exact, every bit is the reference's."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from fp8_check import (
+    FORMATS,
     check_activations,
     check_any_scales,
     check_dual_list_and_masked,
@@ -16,14 +19,21 @@ from fp8_check import (
     on_sm120,
     rows_on_sm90,
     tokens_of,
+    variants,
     weights_of,
 )
 from oracle import assert_bitwise_equal
 
 import nvfp4_cute as nv
+from nvfp4_cute.backends.emulator import observe
+from nvfp4_cute.errors import ConfigError
 from nvfp4_cute.ops import parts as on_parts
+from nvfp4_cute.planning.arch import sm90_fp8, sm100_fp8, sm120
+from nvfp4_cute.planning.config import KernelConfig
+from nvfp4_cute.problem import GroupedProblem
 
 SLOW = pytest.mark.slow
+PAIR = (nv.FP8_1x128, nv.FP8_128x128)
 # Other members of a family, with the same source.
 OTHERS = ("sm_103a", "sm_110a", "sm_121a")
 # The first config of a family is fast.
@@ -99,14 +109,6 @@ DUAL_CONFIGS = {
         (None, "lazy"),
     ],
 }
-
-
-def variants(table, *, on_gpu=False, all_slow=()):
-    """Parameters (arch, config, mode), of which the first of each family is fast unless the family is in ``all_slow``."""
-    for arch, found in table.items():
-        for i, (chosen, mode) in enumerate(found):
-            marks = pytest.mark.gpu(arch) if on_gpu else SLOW if i or arch in all_slow else ()
-            yield pytest.param(arch, chosen, mode, marks=marks, id=f"{arch}-{chosen}-{mode}")
 
 
 @pytest.mark.parametrize(("arch", "chosen", "mode"), variants(CONFIGS))
@@ -278,3 +280,178 @@ def test_bits_do_not_depend_on_tiles_stages_or_ctas(arch, configs):
         assert_bitwise_equal(got[0], other)
     want = nv.gemm(x, w, out_dtype=torch.float32)
     assert (got[0] - want).abs().max() < BOUNDS[arch] * want.abs().max()
+
+
+# ---- layouts, choices, and what is refused -------------------------------------------------------------------------------
+def test_scales_of_any_strides():
+    """Column-major scales, which kernels with TMA loads of scales need, return the same bits."""
+    x, w = tokens_of(40, 256), weights_of(2, 256, 256)
+    by_column = x.scale.T.contiguous().T
+    offs = torch.tensor([7, 40], dtype=torch.int32)
+    parts = (x.data, w.data, by_column, w.scale, offs)
+    want = nv.grouped_gemm(x, w, offs=offs, out_dtype=torch.float32)
+    for backend in ("auto", "emulator:sm_90a"):
+        got = on_parts.grouped_gemm(*parts, out_dtype=torch.float32, backend=backend, **FORMATS)
+        assert_bitwise_equal(got, want)
+    for m, k in ((9, 128), (1, 256), (1, 128)):  # torch considers any stride contiguous here
+        x, w = tokens_of(m, k), weights_of(128, k)
+        columns = x.scale.as_strided(x.scale.shape, (1, m + 3)) if k == 128 else x.scale.T.contiguous().T
+        got = on_parts.gemm(x.data, w.data, columns, w.scale, out_dtype=torch.float32, **FORMATS)
+        assert_bitwise_equal(got, nv.gemm(x, w, out_dtype=torch.float32))
+
+
+@SLOW
+@pytest.mark.parametrize("out_dtype", [torch.bfloat16, torch.float32], ids=str)
+@pytest.mark.parametrize(
+    ("arch", "chosen"),
+    [("sm_100a", on_sm100(128)), ("sm_100a", on_sm100(128, True)), ("sm_120a", on_sm120(32, 2))],
+    ids=str,
+)
+def test_results_in_columns(arch, chosen, out_dtype):
+    x, w = tokens_of(40, 256), weights_of(136, 256)
+    got, want = (torch.full((136, 40), 7.0, dtype=out_dtype).T for _ in range(2))
+    with observe(check=True):
+        on_parts.gemm(x, w, out=got, out_dtype=out_dtype, config=chosen, backend=f"emulator:{arch}")
+    nv.gemm(x, w, out=want, out_dtype=out_dtype)
+    assert_bitwise_equal(got, want)
+
+
+@SLOW
+def test_dual_results_in_columns():
+    x, gate, up = tokens_of(40, 256), weights_of(136, 256), weights_of(136, 256, seed=2)
+    got, want = (torch.full((136, 40), torch.nan).T for _ in range(2))
+    options = {"activation": "relu2", "out_dtype": torch.float32}
+    chosen = on_sm120(16, 2, rows=64)
+    on_parts.dual_gemm(x, gate, up, out=got, config=chosen, backend="emulator:sm_120a", **options)
+    on_parts.dual_gemm(x, gate, up, out=want, **options)
+    torch.testing.assert_close(got, want, rtol=2e-7, atol=0)
+
+
+@SLOW
+@pytest.mark.parametrize("out_dtype", [torch.float16, torch.float32], ids=str)
+@pytest.mark.parametrize("chosen", [on_sm90(32), rows_on_sm90()], ids=str)
+def test_dual_results_of_other_dtypes(chosen, out_dtype):
+    check_dual_ragged(72, 128, chosen, "emulator:sm_90a", out_dtype=out_dtype)
+
+
+def refusal_of(arch, chosen, num_b):
+    if arch == "sm_120a":
+        return sm120.unsupported_reason(chosen, num_b, PAIR)
+    return {"sm_90a": sm90_fp8, "sm_100a": sm100_fp8}[arch].unsupported_reason(chosen, num_b)
+
+
+@pytest.mark.parametrize(
+    ("arch", "chosen", "fix"),
+    [
+        ("sm_90a", rows_on_sm90(192), "use M tile 128, N tile 128"),
+        ("sm_90a", rows_on_sm90(tokens=256), "use M tile 128, N tile 128"),
+        ("sm_90a", rows_on_sm90(512), "use M tile 128, N tile 256"),
+        ("sm_90a", KernelConfig((128, 128, 128)), "use num_acc_stage=1"),
+        ("sm_90a", rows_on_sm90(128, split_k=2), "use split_k=1"),
+        ("sm_90a", on_sm90(128, 192), "use M tile 128"),
+        ("sm_90a", on_sm90(160, 256), "use N tile 128"),
+        ("sm_90a", on_sm90(12), "use N tile 16"),
+        ("sm_90a", on_sm90(24, multicast_n=2), "use N tile 32"),
+        ("sm_90a", KernelConfig((128, 64, 256), num_acc_stage=1, swap_ab=True), "use K tile 128"),
+        ("sm_90a", on_sm90(32, multicast_n=2, split_k=2), "use multicast_n=1"),
+        ("sm_90a", on_sm90(64, 256, split_k=2), "use M tile 128"),
+        ("sm_90a", on_sm90(96, split_k=4), "use split_k=2"),
+        ("sm_90a", on_sm90(128, num_ab_stage=9), "use 2 to 6"),
+        ("sm_90a", on_sm90(16, decode_first=True), "use decode_first=False"),
+        ("sm_90a", on_sm90(16, split_k=2, num_cta=1), "launch at least as many"),
+        ("sm_100a", on_sm100(256), "use one of (64, 128)"),
+        ("sm_100a", KernelConfig((128, 128, 256)), "use K tile 128"),
+        ("sm_100a", KernelConfig((64, 128, 128)), "use M tile 128"),
+        ("sm_100a", on_sm100(128, num_acc_stage=1), "use num_acc_stage=4"),
+        ("sm_100a", on_sm100(128, num_acc_stage=3), "use num_acc_stage=4"),
+        ("sm_100a", on_sm100(128, num_ab_stage=7), "use 1 to 6"),
+        (
+            "sm_100a",
+            on_sm100(128, split_k=2, use_2cta_instrs=True),
+            "use split_k=2 with use_2cta_instrs=False",
+        ),
+        ("sm_100a", on_sm100(128, decode_first=True), "use decode_first=False"),
+        ("sm_120a", KernelConfig((128, 64, 128), num_acc_stage=1), "use swap_ab=True"),
+        ("sm_120a", on_sm120(128), "use an N tile of 8, 16, 32, 64, 96"),
+        ("sm_120a", on_sm120(64, 2), "use an N tile of 32"),
+        ("sm_120a", KernelConfig((128, 64, 256), num_acc_stage=1, swap_ab=True), "use K tile 128"),
+        ("sm_120a", on_sm120(16, decode_first=True), "use decode_first=False"),
+        ("sm_120a", on_sm120(96, num_ab_stage=4), "use 2 to 3"),
+    ],
+    ids=str,
+)
+def test_a_refusal_names_the_nearest_legal_value(arch, chosen, fix):
+    assert fix in refusal_of(arch, chosen, 1)
+    with pytest.raises(ConfigError, match=f"^{arch}: "):
+        on_parts.gemm(tokens_of(9, 128), weights_of(128, 128), config=chosen, backend=f"emulator:{arch}")
+
+
+@pytest.mark.parametrize(
+    ("arch", "chosen", "fix"),
+    [
+        ("sm_90a", rows_on_sm90(256), "use M tile 128, N tile 128"),
+        ("sm_90a", on_sm90(64, 256), "use M tile 128"),
+        ("sm_90a", on_sm90(160), "use N tile 128"),
+        ("sm_90a", on_sm90(64, split_k=4), "use split_k=2"),
+        ("sm_100a", on_sm100(128), "use N tile 64"),
+        ("sm_100a", on_sm100(64, swap_ab=True, num_ab_stage=6), "use 1 to 5"),
+        ("sm_120a", on_sm120(64), "use an N tile of 32"),
+        ("sm_120a", on_sm120(32, 2), "use an N tile of 16"),
+        ("sm_120a", on_sm120(96, rows=64), "use an N tile of 64"),
+        ("sm_120a", on_sm120(32, rows=32), "use M tile 64 or 128"),
+    ],
+    ids=str,
+)
+def test_a_refusal_of_two_products_names_the_nearest_legal_value(arch, chosen, fix):
+    assert fix in refusal_of(arch, chosen, 2)
+
+
+@pytest.mark.parametrize("num_b", [1, 2])
+def test_every_candidate_of_sm120_can_be_built(num_b):
+    found = sm120.candidates(num_b, formats=PAIR)
+    assert found and all(sm120.unsupported_reason(c, num_b, PAIR) is None for c in found)
+
+
+def test_choices_on_sm100():
+    """Few tokens are on the N side, many on the M side in pairs. The choice is a candidate that compiles."""
+    few, many = (GroupedProblem(((m, 4096, 4096),), **FORMATS) for m in (1, 4096))
+    chosen = [sm100_fp8.choose(problem, 148) for problem in (few, many)]
+    assert [c.swap_ab for c in chosen] == [True, False] and set(chosen) <= set(sm100_fp8.candidates())
+    assert chosen[0].split_k > 1 and chosen[1].use_2cta_instrs
+    for problem in (few, many):
+        dual = replace(problem, activation="silu")
+        assert sm100_fp8.unsupported_reason(sm100_fp8.choose(dual, 148), 2) is None
+
+
+@pytest.mark.parametrize(
+    ("size", "groups", "activation", "name"),
+    [
+        ((8192, 8192, 8192), 1, None, "t128x256x128_s0a1_m2"),
+        ((4096, 4096, 7168), 8, None, "t128x256x128_s0a1_m2"),
+        ((4096, 4096, 7168), 1, None, "t128x256x128_s0a1"),
+        ((256, 2048, 7168), 1, "silu", "t128x64x128_s0a1_swap_k2"),
+        ((16, 2048, 7168), 1, "silu", "t128x8x128_s0a1_swap_k4"),
+        ((512, 2048, 7168), 8, "silu", "t128x128x128_s0a1"),
+    ],
+)
+def test_what_is_chosen_was_the_fastest_on_an_h100(size, groups, activation, name):
+    """The choice was the fastest or took at most 1 % longer (2026-11-26). Only the longest launches use pairs of CTAs."""
+    problem = GroupedProblem((size,) * groups, "ragged", activation=activation, **FORMATS)
+    assert sm90_fp8.choose(problem, 132).to_name() == name
+
+
+@pytest.mark.gpu("sm_90a")
+@pytest.mark.parametrize(
+    "chosen",
+    [
+        on_sm90(128, 256), on_sm90(128, 256, multicast_n=2), on_sm90(16), rows_on_sm90(128),
+        rows_on_sm90(256, multicast_n=2),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_every_launch_gives_the_same_bits_on_the_gpu(chosen):
+    """Stages are refilled as soon as they are released."""
+    x, w = (t.to("cuda") for t in (tokens_of(512, 8192), weights_of(4096, 8192)))
+    outs = [on_parts.gemm(x, w, config=chosen, out_dtype=torch.float32) for _ in range(40)]
+    want = (x.dequantize(torch.float64) @ w.dequantize(torch.float64).T).float()
+    assert not [i for i, out in enumerate(outs) if not torch.equal(out, want)]

@@ -6,15 +6,12 @@ import pytest
 import torch
 from fp8_check import ENDS, relu2_of, tokens_of, weights_of
 from oracle import assert_bitwise_equal, bits
-from stage_release import unfinished_reads
 
 import nvfp4_cute as nv
 from nvfp4_cute import UnsupportedProblem
 from nvfp4_cute.backends.emulator import observe
-from nvfp4_cute.compile.cache import get_kernel
-from nvfp4_cute.compile.keys import KernelKey
 from nvfp4_cute.ops import parts
-from nvfp4_cute.planning.arch import sm90_fp8, sm100_fp8
+from nvfp4_cute.planning.arch import sm90_fp8
 from nvfp4_cute.planning.config import KernelConfig
 
 SLOW = pytest.mark.slow
@@ -193,27 +190,6 @@ def test_refusals():
     with pytest.raises(ValueError, match=r"scale of out has strides .*rows without gaps"):
         nv.grouped_gemm(x, w, offs=offs, out=out, out_dtype=NAME)
     assert not out[0].float().any()
-
-
-EVERY_CANDIDATE = [
-    pytest.param(arch, chosen, num_b == 2, id=f"{arch}-{chosen.to_name()}{'-dual' * (num_b - 1)}")
-    for arch, family in (("sm_90a", sm90_fp8), ("sm_100a", sm100_fp8))
-    for num_b in (1, 2)
-    for chosen in family.candidates(num_b, out_format=nv.FP8_1x128)
-]
-
-
-@SLOW
-@pytest.mark.parametrize(("arch", "chosen", "dual"), EVERY_CANDIDATE)
-def test_machine_code(arch, chosen, dual):
-    """No spills and, on sm_90a, where warps read stages, no release of a stage before its reads are complete."""
-    options = {"activation": "gelu_tanh", "has_limit": True} if dual else {}
-    kernel = get_kernel(KernelKey(arch, chosen, 1, NAME, True, "ragged", **options, **FORMATS).validated())
-    assert kernel.resources.stack_bytes == 0
-    if arch != "sm_90a":
-        return
-    stages = (kernel.key.config.num_ab_stage,)
-    assert not [str(finding) for finding in unfinished_reads(kernel.cubin, stages, "nvfp4_")]
 
 
 @pytest.mark.gpu("sm_90a")

@@ -9,8 +9,6 @@ from oracle import assert_bitwise_equal
 
 from nvfp4_cute import KernelConfig, NVFP4Tensor, PersistentMLP, UnsupportedProblem, quantize
 from nvfp4_cute.backends.emulator import observe
-from nvfp4_cute.compile.cache import get_kernel
-from nvfp4_cute.compile.keys import KernelKey
 from nvfp4_cute.emulator.check.ledger import HazardError
 from nvfp4_cute.emulator.fronts.driver import Emulator
 from nvfp4_cute.formats.scale_layout import from_blocked
@@ -152,14 +150,6 @@ def test_reference_and_moves():
     other = PersistentMLP(*make_layers(3, 5, 64, seed=1)[1:])
     other.load_state_dict(mlp.half().state_dict())
     assert_same(other(layers[0]), expected)
-
-
-@pytest.mark.sampled(1)
-@pytest.mark.parametrize("name", CONFIGS)
-def test_no_spills(name):
-    config = KernelConfig.from_name(name)
-    key = KernelKey("sm_100a", config, 18, "nvfp4", True, is_chain=True).validated()
-    assert get_kernel(key).resources.stack_bytes == 0
 
 
 def test_refusals():

@@ -179,17 +179,6 @@ def test_fp32_holds_a_block_term():
 # ---- compiled code ---------------------------------------------------------------------------------------------
 
 
-@pytest.mark.sampled(2)
-@pytest.mark.parametrize("arch", ARCHS)
-def test_no_spills(arch):
-    """No spills, and few enough registers for the intended number of CTAs per SM."""
-    resources = get_kernel(GemvKey(arch, torch.bfloat16, True)).resources
-    assert resources.stack_bytes == 0
-    assert (
-        resources.registers * simt.gemv_spread(arch).ctas_per_sm * simt.GEMV_WARPS * simt.WARP_SIZE <= 65536
-    )
-
-
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("arch", ARCHS)
 def test_memory_instructions(arch):

@@ -7,11 +7,8 @@ from oracle import assert_bitwise_equal
 
 import nvfp4_cute as nv
 from nvfp4_cute.backends.emulator import observe
-from nvfp4_cute.compile.cache import get_kernel
-from nvfp4_cute.compile.keys import KernelKey
 from nvfp4_cute.formats.scale_layout import to_blocked
 from nvfp4_cute.ops import parts
-from nvfp4_cute.planning.arch import sm90
 from nvfp4_cute.planning.config import KernelConfig
 
 SLOW = pytest.mark.slow
@@ -207,24 +204,6 @@ def check_every_code(format, side, scales, device="cpu", backend="auto"):
 def test_ends_of_the_range(format, side):
     scales = torch.tensor([0, 1, 2, 3, 9, 10, 60, 127, 200, 238, 254, 255], dtype=torch.uint8)
     check_every_code(format, side, scales, backend=EMULATED)
-
-
-@SLOW
-@pytest.mark.parametrize("pair", BYTE_PAIRS, ids=str)
-@pytest.mark.parametrize("num_b", [1, 2])
-def test_no_spills_with_8_bits(pair, num_b):
-    gate = {"activation": "silu"} if num_b == 2 else {}
-    formats = {"a_format": pair[0], "b_format": pair[1]}
-    for chosen in sm90.candidates(num_b, formats=pair)[num_b::9]:
-        key = KernelKey("sm_90a", chosen, 1, torch.bfloat16, True, "ragged", **formats, **gate).validated()
-        assert get_kernel(key).resources.stack_bytes == 0, chosen
-
-
-@SLOW
-@pytest.mark.parametrize("chosen", sm90.candidates()[::7], ids=lambda chosen: chosen.to_name())
-def test_no_spills(chosen):
-    key = KernelKey("sm_90a", chosen, 1, torch.bfloat16, True, "ragged", **FORMATS).validated()
-    assert get_kernel(key).resources.stack_bytes == 0
 
 
 @pytest.mark.gpu("sm_90a")

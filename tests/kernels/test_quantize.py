@@ -14,8 +14,6 @@ from quantize_inputs import assert_same, hostile, spread
 from nvfp4_cute import NVFP4, UnsupportedProblem, quantize
 from nvfp4_cute import grouped_quantize as quantize_groups
 from nvfp4_cute.backends.emulator import observe
-from nvfp4_cute.compile.cache import get_kernel
-from nvfp4_cute.compile.simt_keys import QuantizeKey
 from nvfp4_cute.formats import block_scaled, codecs
 from nvfp4_cute.formats.silu import silu_mul
 from nvfp4_cute.gpus.targets import GB10
@@ -311,30 +309,6 @@ def test_group_refusals():
 
 
 # ---- compiled code ---------------------------------------------------------------------------------------------
-
-MAX_REGISTERS = 128  # two CTAs of 256 threads stay on an SM
-
-
-def every_variant():
-    """Every variant of every architecture. For a second input, one dtype and one layout are enough."""
-    for arch, dtype, scaled, (grouped, blocked) in itertools.product(
-        simt.ARCHS, DTYPES, (False, True), ((False, False), (False, True), (True, True))
-    ):
-        ups = (False, True) if blocked and dtype == torch.bfloat16 else (False,)
-        for has_up, words in itertools.product(ups, simt.QUANTIZE_CHOICES):
-            yield QuantizeKey(arch, dtype, scaled, grouped, blocked, has_up, words=words)
-        if scaled and blocked and not grouped:
-            words = simt.QUANTIZE_FEW_WORDS
-            yield QuantizeKey(arch, dtype, scaled, grouped, blocked, words=words, found_times=1)
-
-
-@pytest.mark.sampled(1)
-@pytest.mark.parametrize("key", [*every_variant()], ids=QuantizeKey.to_name)
-def test_no_spills(key):
-    resources = get_kernel(key).resources
-    assert resources.stack_bytes == 0
-    assert resources.registers <= MAX_REGISTERS
-
 
 # ---- silicon ---------------------------------------------------------------------------------------------------
 

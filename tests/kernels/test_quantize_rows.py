@@ -6,8 +6,6 @@ from quantize_inputs import assert_same, hostile, spread
 
 from nvfp4_cute import INT8, FP8_1x128, FP8_1xK, quantize
 from nvfp4_cute.backends.emulator import observe
-from nvfp4_cute.compile.cache import get_kernel
-from nvfp4_cute.compile.simt_keys import QuantizeKey
 from nvfp4_cute.formats import block_scaled
 from nvfp4_cute.formats.silu import silu_mul
 from nvfp4_cute.planning.arch import simt
@@ -76,13 +74,6 @@ def test_whole_rows_of_any_length(dtype):
 @pytest.mark.parametrize("arch", simt.ARCHS)
 def test_every_architecture(arch, format):
     check(inputs(torch.bfloat16), f"emulator:{arch}", format=format)
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_no_spills(dtype):
-    for has_up, format in ((False, FP8_1x128), (True, FP8_1x128), (True, FP8_1xK), (True, INT8)):
-        key = QuantizeKey("sm_90a", dtype, False, False, False, has_up, format)
-        assert get_kernel(key).resources.stack_bytes == 0
 
 
 def test_refusals():

@@ -330,16 +330,6 @@ def test_machine_code_of_sm120(is_dual):
         assert kernel.ptx.count("movmatrix") == (16 * blocks if config.swap_ab else 0)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("is_dual", [False, True])
-def test_machine_code_of_sm90(is_dual):
-    for config in sm90.candidates(2 if is_dual else 1, out_format=NVFP4):
-        key = KernelKey(
-            "sm_90a", config, 2, "nvfp4", True, activation="silu" if is_dual else None
-        ).validated()
-        assert get_kernel(key).resources.stack_bytes == 0, config
-
-
 @pytest.mark.gpu("sm_90a")
 @pytest.mark.parametrize("name", SM90_CONFIGS)
 def test_gpu(name):

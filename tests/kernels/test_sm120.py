@@ -21,18 +21,6 @@ from nvfp4_cute.problems.nvfp4_group_gemm import adapter, inputs, reference, spe
 from nvfp4_cute.roofline.modelled import modelled_times
 
 EMULATOR = "emulator:sm_120a"
-TILES = [
-    KernelConfig((128, n, k), num_acc_stage=teams, swap_ab=swap_ab)
-    for n, k, teams, swap_ab in [
-        (8, 256, 1, True),
-        (16, 128, 1, False),
-        (16, 256, 2, True),
-        (32, 256, 1, True),
-        (64, 128, 1, False),
-        (64, 128, 2, False),
-        (128, 128, 2, False),
-    ]
-]
 # Opcode that nvdisasm prints as OMMA, the block-scaled MMA of 4-bit operands.
 OMMA = 0x47F
 MOV = 0x202
@@ -58,26 +46,6 @@ def compiled(arch="sm_120a", config=sm120.DEFAULT_CONFIG, dtype=torch.float16, f
 
 
 # ---- machine code ------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.sampled(1)
-@pytest.mark.parametrize("arch", sm120.ARCHS)
-@pytest.mark.parametrize("dtype", [torch.float16, torch.float32], ids=str)
-def test_no_spills(arch, dtype):
-    kernel = compiled(arch, dtype=dtype)
-    assert kernel.resources.stack_bytes == 0
-    threads = int(re.search(r"\.reqntid (\d+)", kernel.ptx)[1])
-    assert threads * kernel.resources.registers <= 65536, "a CTA's threads share the SM's registers"
-
-
-@pytest.mark.sampled(2)
-@pytest.mark.parametrize("config", [*sm120.CANDIDATES, *TILES], ids=KernelConfig.to_name)
-@pytest.mark.parametrize("form", ["list", "ragged"])
-def test_no_tile_spills_or_calls(config, form):
-    """For a TMA instruction that sm_120a does not have, the assembler would generate a call."""
-    kernel = compiled(config=config, form=form)
-    assert kernel.resources.stack_bytes == 0
-    assert b"__cuda_syscall" not in kernel.cubin
 
 
 def test_the_machine_code_is_block_scaled_mmas():
@@ -150,7 +118,7 @@ def test_case(case):
 
 
 @pytest.mark.sampled(1)
-@pytest.mark.parametrize("config", TILES, ids=KernelConfig.to_name)
+@pytest.mark.parametrize("config", cases.SM120_TILES, ids=KernelConfig.to_name)
 def test_small_tiles(config):
     check(
         cases.Case("tiles", ((130, 136, 288), (40, 33, 512)), has_alpha=True, padding="nan"), config, EMULATOR
@@ -188,7 +156,7 @@ def test_gb10_gives_the_same_bits():
 
 
 @pytest.mark.sampled(1)
-@pytest.mark.parametrize("config", [sm120.DEFAULT_CONFIG, *TILES], ids=KernelConfig.to_name)
+@pytest.mark.parametrize("config", [sm120.DEFAULT_CONFIG, *cases.SM120_TILES], ids=KernelConfig.to_name)
 def test_shared_memory_is_read_without_bank_conflicts(config):
     case = cases.Case("banks", ((130, 136, 512),))
     with observe(count_banks=True) as observer:

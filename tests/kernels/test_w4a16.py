@@ -129,17 +129,6 @@ def test_error_of_random_operands():
     assert not torch.equal(got, exact.float())
 
 
-@pytest.mark.sampled(1)
-@pytest.mark.parametrize("arch", simt.ARCHS)
-@pytest.mark.parametrize("tokens", simt.W4A16_TOKENS)
-def test_no_spills(arch, tokens):
-    """No spills, and few enough registers for the intended number of CTAs per SM."""
-    resources = get_kernel(W4A16Key(arch, torch.bfloat16, torch.bfloat16, True, tokens)).resources
-    assert resources.stack_bytes == 0
-    threads = simt.w4a16_blocks_per_sm(tokens) * simt.W4A16_WARPS * simt.WARP_SIZE
-    assert resources.registers * threads <= 65536
-
-
 def test_memory_instructions():
     """Weights are read in 16-byte vectors that bypass L1: once before the loop and once in it."""
     ptx = get_kernel(W4A16Key("sm_90a", torch.float16, torch.float16, False, 8)).ptx

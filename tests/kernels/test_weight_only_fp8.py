@@ -7,8 +7,6 @@ from oracle import assert_bitwise_equal
 
 import nvfp4_cute as nv
 from nvfp4_cute.backends.emulator import observe
-from nvfp4_cute.compile.cache import get_kernel
-from nvfp4_cute.compile.simt_keys import W4A16Key
 from nvfp4_cute.ops import parts as on_parts
 from nvfp4_cute.planning.arch import simt
 
@@ -90,17 +88,6 @@ def test_what_is_refused():
         on_parts.gemm(x[:, :160], w.data[:, :160], None, w.scale, b_format=nv.FP8_128x128, **options)
     with pytest.raises(TypeError, match="^b_format='fp8' is not a BlockFormat"):
         on_parts.gemm(x, w.data, None, w.scale, b_format="fp8", **options)
-
-
-@SLOW
-@pytest.mark.parametrize("arch", ["sm_90a", "sm_100a", "sm_120a"])
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("tokens", simt.W4A16_TOKENS)
-def test_no_spills(arch, dtype, tokens):
-    resources = get_kernel(W4A16Key(arch, dtype, torch.bfloat16, True, tokens, nv.FP8_128x128)).resources
-    assert resources.stack_bytes == 0
-    threads = simt.w4a16_blocks_per_sm(tokens, 8) * simt.W4A16_WARPS * simt.WARP_SIZE
-    assert resources.registers * threads <= 65536
 
 
 @pytest.mark.gpu("sm_90a")

@@ -3,13 +3,10 @@
 import pytest
 import torch
 from oracle import assert_bitwise_equal
-from weight_only_check import ROWS, config, dual, largest_candidates, run_both, tokens, weights
+from weight_only_check import ROWS, config, dual, run_both, tokens, weights
 
 import nvfp4_cute as nv
 from nvfp4_cute.backends.emulator import observe
-from nvfp4_cute.compile.cache import get_kernel
-from nvfp4_cute.compile.simt_keys import W4A16Key
-from nvfp4_cute.compile.weight_only_keys import WeightOnlyKey
 from nvfp4_cute.formats.block_format import INT4_FORMATS
 from nvfp4_cute.ops import parts
 from nvfp4_cute.planning.arch import simt
@@ -94,19 +91,6 @@ def test_what_is_refused():
     assert parts.gemm(x[:0], w, **options).shape == (0, 8)
 
 
-@SLOW
-@pytest.mark.parametrize("arch", ["sm_90a", "sm_100a", "sm_120a"])
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("tokens", simt.W4A16_TOKENS)
-@pytest.mark.parametrize("format", FORMATS[::3], ids=str)
-def test_few_rows_do_not_spill(arch, dtype, tokens, format):
-    key = W4A16Key(arch, dtype, torch.bfloat16, True, tokens, format)
-    resources = get_kernel(key).resources
-    assert resources.stack_bytes == 0
-    threads = key.blocks_per_sm * simt.W4A16_WARPS * simt.WARP_SIZE
-    assert resources.registers * threads <= 65536
-
-
 # ---- the grouped kernel of sm_90a --------------------------------------------------------------------------------
 
 
@@ -150,19 +134,6 @@ def test_dual(format, layout, chosen):
     gate = Gate("relu2", 40.0, layout)
     arguments = dict(form="ragged", rows=ROWS, n=192, k=256, chosen=chosen, gate=gate, mode="random:1")
     assert_same_bits(format=format, dtype=torch.float16 if format == AWQ else torch.bfloat16, **arguments)
-
-
-@SLOW
-@pytest.mark.parametrize(
-    "format", [KIMI, AWQ, nv.int4_format(32, zero_points=True), nv.int4_format(128, "float32")], ids=str
-)
-@pytest.mark.parametrize("num_b", [1, 2])
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_no_spills(num_b, format, dtype):
-    gate = None if num_b == 1 else Gate("silu", None, "separate")
-    for chosen in largest_candidates(num_b, format):
-        key = WeightOnlyKey("sm_90a", chosen, 1, dtype, dtype, True, "ragged", gate, format).validated()
-        assert get_kernel(key).resources.stack_bytes == 0, chosen
 
 
 # ---- dequantization ----------------------------------------------------------------------------------------------

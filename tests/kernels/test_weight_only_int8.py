@@ -7,8 +7,6 @@ from oracle import assert_bitwise_equal
 
 import nvfp4_cute as nv
 from nvfp4_cute.backends.emulator import observe
-from nvfp4_cute.compile.cache import get_kernel
-from nvfp4_cute.compile.simt_keys import W4A16Key
 from nvfp4_cute.ops import parts as on_parts
 from nvfp4_cute.planning.arch import simt
 
@@ -58,12 +56,3 @@ def test_batches_and_gemv():
     assert_bitwise_equal(
         on_parts.gemv(*parts, backend="emulator:sm_90a", **options), on_parts.gemv(*parts, **options)
     )
-
-
-@SLOW
-@pytest.mark.parametrize("arch", ["sm_90a", "sm_100a", "sm_120a"])
-@pytest.mark.parametrize("tokens", simt.W4A16_TOKENS)
-def test_no_spills(arch, tokens):
-    for dtype in (torch.bfloat16, torch.float16):
-        resources = get_kernel(W4A16Key(arch, dtype, torch.bfloat16, True, tokens, nv.INT8)).resources
-        assert resources.stack_bytes == 0

@@ -6,13 +6,10 @@ Where sums are exact, every bit is the reference's.
 import pytest
 import torch
 from oracle import assert_bitwise_equal, poisoned, unwritten
-from weight_only_check import ROWS, config, dual, largest_candidates, on_gpu, run_both, task, tokens, weights
+from weight_only_check import ROWS, config, dual, on_gpu, run_both, task, tokens, weights
 
 from nvfp4_cute import MXFP4, MXFP8_E4M3, MXFP8_E5M2, UnsupportedProblem, backends, quantize
 from nvfp4_cute.backends.emulator import observe
-from nvfp4_cute.compile.cache import get_kernel
-from nvfp4_cute.compile.simt_keys import W4A16Key
-from nvfp4_cute.compile.weight_only_keys import WeightOnlyKey
 from nvfp4_cute.formats.codecs import encode
 from nvfp4_cute.formats.scale_layout import to_blocked
 from nvfp4_cute.ops.parts import gemm, gemv, grouped_gemm
@@ -197,17 +194,6 @@ def test_every_8_bit_weight_times_scales_of_groups(format, least):
     assert (got[:, codes < least] != want[:, codes < least]).any()
 
 
-@SLOW
-@pytest.mark.parametrize("format", [MXFP4, MXFP8_E4M3], ids=str)
-@pytest.mark.parametrize("num_b", [1, 2])
-def test_no_spills(num_b, format):
-    gate = None if num_b == 1 else Gate("silu", None, "separate")
-    for chosen in largest_candidates(num_b, format):
-        dtypes = (torch.bfloat16, torch.bfloat16)
-        key = WeightOnlyKey("sm_90a", chosen, 1, *dtypes, True, "ragged", gate, format).validated()
-        assert get_kernel(key).resources.stack_bytes == 0, chosen
-
-
 # ---- the kernel for few rows -------------------------------------------------------------------------------------
 
 
@@ -286,16 +272,6 @@ def test_gemv():
         backend="emulator",
     )
     assert_bitwise_equal(one, run((x, w, scale), torch.tensor(0.5))[0, :, 0])
-
-
-@SLOW
-@pytest.mark.parametrize("tokens", simt.W4A16_TOKENS)
-@pytest.mark.parametrize("format", [MXFP4, MXFP8_E4M3, MXFP8_E5M2], ids=str)
-def test_few_rows_do_not_spill(tokens, format):
-    resources = get_kernel(W4A16Key("sm_90a", torch.bfloat16, torch.bfloat16, True, tokens, format)).resources
-    assert resources.stack_bytes == 0
-    threads = simt.w4a16_blocks_per_sm(tokens, format.element.bits) * simt.W4A16_WARPS * simt.WARP_SIZE
-    assert resources.registers * threads <= 65536
 
 
 # ---- silicon -----------------------------------------------------------------------------------------------------

@@ -3,7 +3,6 @@
 import pytest
 import torch
 from oracle import assert_bitwise_equal
-from sm90_check import assert_mmas_overlap
 from weight_only_check import (
     ROWS,
     config,
@@ -16,7 +15,6 @@ from weight_only_check import (
 
 from nvfp4_cute import backends
 from nvfp4_cute.backends.emulator import observe
-from nvfp4_cute.compile.cache import get_kernel
 from nvfp4_cute.compile.weight_only_keys import WeightOnlyKey
 from nvfp4_cute.errors import ConfigError, UnsupportedProblem
 from nvfp4_cute.formats.codecs import decode_ue4m3
@@ -172,25 +170,6 @@ def test_chosen_config():
     made = task("ragged", (30, 0, 70), 264, 512, None)
     assert planning.unsupported_reason(made.chosen) is None
     assert_same_bits(form="ragged", rows=(30, 0, 70), n=264, k=512, chosen=None)
-
-
-@pytest.mark.sampled(1)
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
-@pytest.mark.parametrize("chosen", largest_candidates(), ids=lambda chosen: chosen.to_name())
-def test_no_spills(chosen, dtype):
-    """No spills, and MMAs that the assembler does not serialize."""
-    key = WeightOnlyKey("sm_90a", chosen, 1, dtype, torch.bfloat16, True, "ragged").validated()
-    kernel = get_kernel(key)
-    assert kernel.resources.stack_bytes == 0
-    assert_mmas_overlap(kernel.cubin)
-
-
-@pytest.mark.sampled(1)
-@pytest.mark.parametrize("chosen", largest_candidates(2), ids=lambda chosen: chosen.to_name())
-def test_no_spills_of_dual(chosen):
-    gate = Gate("silu", 7.0, "separate")
-    key = WeightOnlyKey("sm_90a", chosen, 1, torch.bfloat16, torch.bfloat16, True, "ragged", gate).validated()
-    assert get_kernel(key).resources.stack_bytes == 0
 
 
 def test_refusals():

@@ -11,6 +11,7 @@ import torch
 
 from nvfp4_cute.formats.codecs import encode_e4m3
 from nvfp4_cute.formats.scale_layout import SF_VEC_SIZE, padded_shape, to_blocked
+from nvfp4_cute.planning.config import KernelConfig
 from nvfp4_cute.reference import expand_operand
 
 NAN_CODE = 0x7F
@@ -20,6 +21,14 @@ FINITE_E4M3_CODES = tuple(code for code in range(256) if code & 0x7F != NAN_CODE
 EXACT_SCALES = (0.0, 1.0, 2.0)
 EXACT_MAX_K = 2**24 // (4 * 144)
 EXACT_ALPHAS = (1.0, -0.5, 2.0, 0.25, -1.0, 4.0)
+SM120_TILES = [
+    KernelConfig((128, n, k), num_acc_stage=teams, swap_ab=swap_ab)
+    for n, k, teams, swap_ab in [
+        (8, 256, 1, True), (16, 128, 1, False), (16, 256, 2, True), (32, 256, 1, True), (64, 128, 1, False),
+        (64, 128, 2, False), (128, 128, 2, False),
+    ]
+]  # fmt: skip
+"""Tiles of the sm_120a kernel besides the candidates."""
 
 
 @dataclass(frozen=True)

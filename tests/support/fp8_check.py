@@ -1,5 +1,6 @@
 """Shared checks of FP8 products with fp32 scales on all architectures: operands, calls and expected bits."""
 
+import pytest
 import torch
 from oracle import assert_bitwise_equal, bits
 
@@ -27,7 +28,17 @@ def on_sm100(n, swap_ab=False, num_acc_stage=2, **settings):
 
 
 def on_sm120(tokens, teams=1, rows=sm120.TILE_M, **settings):
-    return KernelConfig((rows, tokens, 128), num_acc_stage=teams, swap_ab=True, **settings)
+    return KernelConfig((rows, tokens, 128), num_acc_stage=teams, **{"swap_ab": True} | settings)
+
+
+def variants(table, *, on_gpu=False):
+    """Parameters (arch, config, mode), of which the first of each family is fast."""
+    marks = lambda arch, i: pytest.mark.gpu(arch) if on_gpu else pytest.mark.slow if i else ()
+    return [
+        pytest.param(arch, chosen, mode, marks=marks(arch, i), id=f"{arch}-{chosen}-{mode}")
+        for arch, found in table.items()
+        for i, (chosen, mode) in enumerate(found)
+    ]
 
 
 def some(format, *shape, seed=0):
