@@ -156,7 +156,7 @@ def layer_work(cell: Cell) -> light.Work:
     products = [light.grouped_gemm([(m, n, k) for m in rows]) for n, k in sizes]
     operands = [one for product in products for one in product.operands if one.name.startswith("b")]
     x, y = (2 * cell.tokens * columns for columns in into)
-    operands += [light.Operand("x", x), light.Operand("y", y, written=True)]
+    operands += [light.Traffic("x", x), light.Traffic("y", y, written=True)]
     return light.Work(tuple(operands), tuple(p for product in products for p in product.products))
 
 

@@ -83,7 +83,7 @@ class GroupedProblem:
         early_weights: whether the previous launch wrote neither the groups' sizes nor any ``b``.
         a_format, b_format: formats of A and of every ``b``.
         bias_dtype: dtype of the bias added to every column of C; None without a bias.
-        has_row_scales: whether rows of A have a global scale each, a factor of their results.
+        has_row_scales: whether A has a global scale per row, a factor of the row's results.
         batch_invariant: whether sums over K have one order for any number of rows. Default: what the call asks for
             (``batch_invariance``).
         is_dense: whether the problem is a product of ``gemm``, all of whose rows meet the same weights.
@@ -113,7 +113,7 @@ class GroupedProblem:
 
     @property
     def num_more_addresses(self) -> int:
-        """Addresses per group besides those of operands and results: of scales of results, and of global scales of rows."""
+        """Addresses per group besides those of operands and results: of scales of results, and of global scales per row."""
         return (self.out_format is not None) + self.has_row_scales
 
     @property

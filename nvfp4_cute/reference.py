@@ -70,7 +70,7 @@ def grouped_gemm_reference(
         b_scale: scales of ``b`` in the same layout.
         alpha: one factor per group: numbers, or a float32 tensor ``[G]``. None skips the multiplication.
         bias: ``[N]`` for every group; all groups then have the same N. None adds nothing.
-        row_scale: the global scale of every row of ``a``, float32 ``[M_g]`` per group. None skips the multiplication.
+        row_scale: global scale per row of ``a``, float32 ``[M_g]`` per group. None skips the multiplication.
         out_dtype: float16, bfloat16, float32 or float64; for INT8 also int32.
         scale_layout: layout of both scales, in formats with blocked ones; others have rows.
         a_format, b_format: formats of ``a`` and ``b``; any two records.

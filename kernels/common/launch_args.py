@@ -94,7 +94,7 @@ def read_outputs(
         is_quantized: whether results have scales.
         has_limit: whether a dual GEMM's products are clamped.
         bias_dtype: dtype of the bias; None without one.
-        has_row_scales: whether rows of ``a`` have a global scale each.
+        has_row_scales: whether ``a`` has a global scale per row.
     """
     columns = (Header.ALPHA, Header.ALPHA2)[:num_alphas]
     return OutputTable(

@@ -37,7 +37,7 @@ class OutputTable:
         scales: scales of quantized results, or None.
         limit: bits of the float32 clamp of a dual GEMM's products, or None.
         bias: pointer to one number per column in global memory, shared by all groups, or None.
-        row_scales: global scales of the rows of ``a`` (``row_scales.Scales``), which multiply results after the alphas, or None.
+        row_scales: global scales per row of ``a`` (``row_scales.Scales``), which multiply results after the alphas, or None.
     """
 
     addresses: list

@@ -25,7 +25,7 @@ class GroupedGemmVariant:
         weight_layout: layout of a dual GEMM's weights: "separate", or a name that says how a single ``b`` holds the rows of both.
         has_limit: whether a dual GEMM's products are clamped before they are combined.
         bias_dtype: dtype of the bias of a single product; None without one.
-        has_row_scales: whether rows of ``a`` have a global scale each.
+        has_row_scales: whether ``a`` has a global scale per row.
         early_weights: whether weights are loaded, and sizes on the device read, before the previous launch has ended. It must
             have written neither.
         chain: ``common.chain.Chain`` if every group's ``a`` is the result of the previous group; otherwise None. Passed in

@@ -78,7 +78,7 @@ class ActivateKernel:
         has_limit: whether gate and up are clamped.
         has_bias: whether each expert has a row that is added to its rows.
         has_global_scale: whether each expert has a factor.
-        finds_scales: whether the global scale of every row is found and written.
+        finds_scales: whether a global scale per row is found and written.
         has_fp4_convert: whether e2m1 conversions are instructions.
         name: name of the kernel in profilers and in the emulator's reports.
     """

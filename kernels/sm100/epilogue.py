@@ -421,7 +421,7 @@ def combine(accumulators: list, alphas: list, activation: cutlass.Constexpr, lim
 
 
 def scales_of_slices(args: EpilogueArgs, tile: WorkTile, side: TileSide) -> list:
-    """Issues the loads of the global scales of rows of ``a``: of the thread's row, or of one column per lane and slice.
+    """Issues the loads of global scales per row of ``a``: of the thread's row, or of one column per lane and slice.
 
     side: the side of ``a``.
     """

@@ -44,7 +44,7 @@ class KernelKey:
         early_weights: whether weights are loaded before the wait for the previous launch.
         a_format, b_format: formats of ``a``, and of every ``b``.
         bias_dtype: dtype of the bias that is added to every column; None without a bias.
-        has_row_scales: whether rows of ``a`` have a global scale each.
+        has_row_scales: whether ``a`` has a global scale per row.
     """
 
     arch: str

@@ -12,10 +12,10 @@ from nvfp4_cute.problem import ResultName
 ID_DTYPES = (torch.int32, torch.int64)
 ROW_FORMATS = get_args(ResultName)
 ROW_DTYPES = (torch.float16, torch.bfloat16)
-# Names of row formats with a global scale per row.
+# Activations with a global scale per row: names of formats with a suffix.
 PER_ROW_SUFFIX = f"_{PER_ROW}"
-RowsWithScales = Literal["nvfp4_per_row", "nvfp4_four_over_six_per_row"]
-ROWS_WITH_SCALES = get_args(RowsWithScales)
+PerRowActivations = Literal["nvfp4_per_row", "nvfp4_four_over_six_per_row"]
+PER_ROW_ACTIVATIONS = get_args(PerRowActivations)
 
 
 def check_vector(name: str, tensor: torch.Tensor | None, length: int) -> None:
@@ -92,7 +92,7 @@ def check_row_scales(activations: str, **global_scales: Any) -> None:
         global_scales: by the caller's argument names; None where not given.
     """
     for name, scale in global_scales.items():
-        if scale is not None and scales_rows(activations):
+        if scale is not None and has_row_scales(activations):
             raise ValueError(
                 f"{name} with activations={activations!r}, whose rows find their own scales; leave it out"
             )
@@ -112,15 +112,15 @@ def _check_global_scales(format: BlockFormat, global_scales: dict[str, Any]) -> 
             raise ValueError(f"{name} with rows of {format.title}, which have no global scale; leave it out")
 
 
-def scales_rows(activations: str) -> bool:
+def has_row_scales(activations: str) -> bool:
     """Returns whether ``activations``, see ``moe``, have a global scale per row."""
-    return activations in ROWS_WITH_SCALES
+    return activations in PER_ROW_ACTIVATIONS
 
 
-def with_row_scales(activations: str) -> Any:
+def per_row_name(activations: str) -> Any:
     """Returns the name of ``activations`` with a global scale per row. Raises ValueError if their format has none."""
     name = f"{activations}{PER_ROW_SUFFIX}"
-    if name not in ROWS_WITH_SCALES:
+    if name not in PER_ROW_ACTIVATIONS:
         raise ValueError(
             f"input_scale={PER_ROW!r} with activations={activations!r}, which have no global scale; leave it out, or pass "
             'activations="nvfp4"'
@@ -132,7 +132,7 @@ def kind_of_rows(activations: str, input_scale: Any) -> tuple[Any, Any]:
     """Returns ``activations`` and ``input_scale`` as a layer uses them, where "per_row" is part of the name."""
     if isinstance(input_scale, str):
         checks.check_choice("input_scale", input_scale, (PER_ROW,))
-        return with_row_scales(activations), None
+        return per_row_name(activations), None
     return activations, input_scale
 
 

@@ -144,7 +144,7 @@ def _compute(
         down = routed.rows(experts, x, ids, **where)
         run(layer.backend, FinalizeTask(down, None, weights, y, ids=ids, experts=experts.count, **sum_of))
         return y
-    factor = PER_ROW if experts.scales_rows else experts.input_scale
+    factor = PER_ROW if experts.has_row_scales else experts.input_scale
     rows, order = gather(x, ids, experts.count, format=experts.row_format, global_scale=factor, **where)
     down = experts.rows(rows, ids, order, dtype=x.dtype, **where)
     run(

@@ -16,8 +16,8 @@ from nvfp4_cute.experts.checks import (
     check_first_expert,
     check_row_scales,
     format_of_rows,
+    has_row_scales,
     kind_of_rows,
-    scales_rows,
 )
 from nvfp4_cute.experts.gather import gather, quantize_rows
 from nvfp4_cute.experts.middle import activate
@@ -132,7 +132,7 @@ class LocalExperts:
         if signature in _checked:
             return
         ids = torch.empty((0, 1), dtype=torch.int32, device=x.device)
-        if self.scales_rows:
+        if self.has_row_scales:
             raise UnsupportedProblem(
                 'input_scale="per_row" with a group that divides experts: ranks send rows that are quantized with one scale, or '
                 'in 16 bits; divide="tensor" divides every expert, or pass calibrated scales'
@@ -165,9 +165,9 @@ class LocalExperts:
         return format_of_rows(self.activations)
 
     @property
-    def scales_rows(self) -> bool:
+    def has_row_scales(self) -> bool:
         """Whether rows of both products have a global scale each."""
-        return scales_rows(self.activations)
+        return has_row_scales(self.activations)
 
     @property
     def _has_rowmajor_scales(self) -> bool:
@@ -185,7 +185,7 @@ class LocalExperts:
         Hidden activations that a later launch quantizes are in float32, so that all backends round them once. FP8_1xK and rows
         with a global scale each are exceptions: the launch that quantizes to them reads 16-bit rows, so they are rounded twice.
         """
-        if self.row_format in (None, FP8_1xK) or self.scales_rows:
+        if self.row_format in (None, FP8_1xK) or self.has_row_scales:
             return dtype
         formats = self._a_format, self.w13.format
         if self._has_rowmajor_scales and not composed_dual.is_fused(
@@ -227,7 +227,7 @@ class LocalExperts:
                 weight_layout=fused_layout, out_dtype=out_dtype, out_global_scale=self.hidden_scale, a_format=self._a_format,
                 b_format=self.w13.format, early_weights=order.is_older, backend=backend, config=configs[0],
             )  # fmt: skip
-            if isinstance(hidden, torch.Tensor) and self.scales_rows:
+            if isinstance(hidden, torch.Tensor) and self.has_row_scales:
                 hidden = activate(
                     hidden, ids, order, activation=IDENTITY, gate_layout="none", format=self.row_format,
                     global_scale=PER_ROW, first_expert=first_expert, backend=backend,
@@ -268,7 +268,7 @@ class LocalExperts:
         )
         first = (
             (mean_rows, width if gate else rows, hidden),
-            (self.activations if self.row_format and not self.scales_rows else dtype) if gate else dtype,
+            (self.activations if self.row_format and not self.has_row_scales else dtype) if gate else dtype,
             gate,
         )
         second = (mean_rows, hidden, width), dtype, None
@@ -287,7 +287,7 @@ class LocalExperts:
             backend=backend, config=config,
         )  # fmt: skip
         quantizes = self.row_format is not None and not self._has_rowmajor_scales
-        factor = PER_ROW if self.scales_rows else self.hidden_scale
+        factor = PER_ROW if self.has_row_scales else self.hidden_scale
         made = activate(
             h, ids, order, activation=self.activation, gate_layout=gate_layout, bias=self.bias13,
             format=self.row_format if quantizes else None, global_scale=factor if quantizes else None,

@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 
 from nvfp4_cute.activation import Activation
-from nvfp4_cute.experts.checks import RowsWithScales, check_first_expert
+from nvfp4_cute.experts.checks import PerRowActivations, check_first_expert
 from nvfp4_cute.experts.placement import Placement
 from nvfp4_cute.experts.weights import ExpertWeights
 from nvfp4_cute.formats.block_scaled import BlockScaledTensor
@@ -18,7 +18,7 @@ ExpertLayout = Literal[
     "concatenated", "interleaved", "interleaved_64_up_first", "interleaved_32_gate_first", "none"
 ]
 LAYOUTS = get_args(ExpertLayout)
-Activations = Literal[ResultName, RowsWithScales, "fp8_1x128", "fp8_1xk", "int8", "16bit"]
+Activations = Literal[ResultName, PerRowActivations, "fp8_1x128", "fp8_1xk", "int8", "16bit"]
 Division = Literal["experts", "tensor"]
 Weights = BlockScaledTensor | ExpertWeights
 

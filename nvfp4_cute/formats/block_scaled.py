@@ -42,6 +42,7 @@ from nvfp4_cute.formats.global_scale import (
     PER_ROW,
     check_factor,
     check_has_global_scale,
+    is_per_row,
     resolve_global_scale,
 )
 from nvfp4_cute.formats.pickling import restored
@@ -268,7 +269,7 @@ class BlockScaledTensor:
 
     @property
     def has_row_scales(self) -> bool:
-        """Whether every row has a global scale of its own, as ``quantize(x, global_scale="per_row")`` finds it."""
+        """Whether there is a global scale per row, as ``quantize(x, global_scale="per_row")`` computes it."""
         g, lead = self.global_scale, len(self.shape) - 1
         return g is not None and lead > 0 and g.ndim == (2 if self.scale_layout == "ragged" else lead)
 
@@ -565,9 +566,8 @@ def quantize(
     check_has_global_scale(format, global_scale, global_scale_inv)
     check_is_float(x)
     g = factor = resolve_global_scale(x.detach(), global_scale, global_scale_inv, format)
-    is_per_row = isinstance(global_scale, str) and global_scale == PER_ROW
     if g is not None and g.ndim:
-        if not is_per_row:
+        if not is_per_row(global_scale):
             return _quantize_each(x, g, scale_layout, format)
         g = g[..., None]  # for every block of the row
     values = at_least_float32(x.detach()).float()
@@ -633,7 +633,7 @@ def quantize_groups(
         data: uint8 [rows, bytes of K], written.
         scale: uint8 [rows of atoms, atoms of K, 32, 4, 4], written, padding included.
         format, scale_rounding: see :func:`quantize`.
-        found: float32 [rows], written: the global scale of every row. Without ``factors``.
+        found: float32 [rows], written: the global scale per row. Without ``factors``.
     """
     start = atom = 0
     for group, stop in enumerate(ends):

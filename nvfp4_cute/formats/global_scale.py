@@ -11,13 +11,18 @@ from nvfp4_cute.formats.codecs import FLOAT32_MIN_NORMAL
 
 # |x| <= GLOBAL_SCALE_DIVISOR * global_scale is representable: largest element times largest block scale.
 GLOBAL_SCALE_DIVISOR = NVFP4.global_scale_divisor
-# The word for a global scale of every row.
+# The word for a global scale per row.
 PER_ROW: Literal["per_row"] = "per_row"
 # Accepted kinds of values, for messages.
 KINDS = {
     "global_scale": 'a number, a tensor, "auto", "per_batch", "per_row" or None',
     "global_scale_inv": "a number, a tensor or None",
 }
+
+
+def is_per_row(global_scale: Any) -> bool:
+    """Returns whether ``global_scale`` is the word for one per row."""
+    return isinstance(global_scale, str) and global_scale == PER_ROW
 
 
 def check_has_global_scale(format: BlockFormat, *given: Any) -> None:

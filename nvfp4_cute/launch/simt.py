@@ -433,7 +433,7 @@ class FindAndQuantizeTask(QuantizeTask):
 
 
 class QuantizeScaledRowsTask(QuantizeTask):
-    """Quantizes one matrix, or groups of rows, to NVFP4, and computes the global scale of every row, in one launch.
+    """Quantizes one matrix, or groups of rows, to NVFP4, and computes a global scale per row, in one launch.
 
     ``operands.global_scale`` is float32 [batches * rows], written.
     """

@@ -13,7 +13,7 @@ from nvfp4_cute.models.inspect import Kind
 from nvfp4_cute.models.layers import LayerActivations, own_scale
 from nvfp4_cute.models.vllm import NAME
 from nvfp4_cute.models.vllm.taken import refusal
-from nvfp4_cute.nn.activations import scales_rows
+from nvfp4_cute.nn.activations import has_row_scales
 from nvfp4_cute.nn.by_rows import by_rows, experts_by_rows
 from nvfp4_cute.nn.linear import QuantizedLinear
 from nvfp4_cute.nn.moe import MoE
@@ -184,7 +184,7 @@ def _mode_and_scale(kind: Kind, activations: LayerActivations) -> tuple[Any, Any
     if activations == "fp8" or kind.scheme.activations is None or activations == "16bit":
         return "fp8" if activations == "fp8" else "16bit", None
     mode = "nvfp4" if activations == "by_rows" else activations
-    if scales_rows(mode):
+    if has_row_scales(mode):
         return mode, None  # the layer computes a scale per row
     scale = own_scale(None if kind.finds_scale else SCALE, mode)
     # MoE cannot compute one scale for all rows. SortedExperts can, and its products use the kernels of a given scale.

@@ -11,7 +11,7 @@ from nvfp4_cute.activation import Activation, activation_of
 from nvfp4_cute.batch_invariance import is_batch_invariant
 from nvfp4_cute.errors import CheckpointError, UnsupportedProblem, UnsupportedTarget
 from nvfp4_cute.experts import weights as moe_weights
-from nvfp4_cute.experts.checks import ROWS_WITH_SCALES, scales_rows, with_row_scales
+from nvfp4_cute.experts.checks import PER_ROW_ACTIVATIONS, has_row_scales, per_row_name
 from nvfp4_cute.experts.products import FUSED_ROWS
 from nvfp4_cute.formats.block_format import (
     FOUR_OVER_SIX,
@@ -59,7 +59,7 @@ ACTIVATION_CHOICES: dict[str, LayerActivations] = {
 }  # fmt: skip
 # Kinds of NVFP4 rows with one scale, and those that callers may choose instead of a checkpoint's.
 WITH_ONE_SCALE = (NVFP4.name, FOUR_OVER_SIX.name)
-OWN_ROWS = (FOUR_OVER_SIX.name, *ROWS_WITH_SCALES)
+OWN_ROWS = (FOUR_OVER_SIX.name, *PER_ROW_ACTIVATIONS)
 
 
 def linear_module(
@@ -84,7 +84,7 @@ def linear_module(
     - Other weights are dequantized to ``dtype`` for torch.nn.Linear.
     - Activations in formats other than NVFP4 that no kernel multiplies are rounded to that format first.
     - ``activations="nvfp4_four_over_six"`` applies 4over6 to layers with NVFP4 activations, and "nvfp4_per_row" finds a global
-      scale for every row instead of the checkpoint's. Batch-invariant layers do so where the checkpoint has none.
+      scale per row instead of the checkpoint's. Batch-invariant layers do so where the checkpoint has none.
     - Where no kernel multiplies quantized activations (sm_80 to sm_89), all of these are weight-only, with a warning.
     - Activations with factors or another order of K get these first: PreparedInput.
 
@@ -193,13 +193,13 @@ def _with_fp8_rows(
 
 
 def _rows_of(stored: str | None, activations: LayerActivations) -> str | None:
-    """Returns the format of quantized rows: that of the checkpoint, or the caller's 4over6 or scales per row instead of NVFP4."""
+    """Returns the format of quantized rows: that of the checkpoint, or the caller's 4over6 or per-row NVFP4."""
     return activations if stored == "nvfp4" and activations in OWN_ROWS else stored
 
 
 def own_scale(given: torch.Tensor | float | None, activations: str) -> Any:
     """Returns the input scale of a linear layer: ``given`` by the checkpoint, one per row, or "auto" if none is given."""
-    if scales_rows(activations) or (given is None and is_batch_invariant()):
+    if has_row_scales(activations) or (given is None and is_batch_invariant()):
         return PER_ROW
     return "auto" if given is None else given
 
@@ -288,7 +288,7 @@ def experts_module(
         )
     rows = _rows_of(stored.scheme.activations, activations)
     if rows in WITH_ONE_SCALE and stored.w13_input is None and is_batch_invariant():
-        rows = with_row_scales(rows)
+        rows = per_row_name(rows)
     own_rows = [
         None if order is None and scale is None else PreparedRows(order, scale).to(device)
         for order, scale in ((stored.w13_order, stored.w13_pre_scale), (stored.w2_order, stored.w2_pre_scale))
@@ -461,7 +461,7 @@ def _moe_module(
     scales: dict[str, Any] = {}
     if stored.scheme.activations:
         given = {"input_scale": stored.w13_input, "hidden_scale": stored.w2_input}
-        scales = {} if scales_rows(rows) else given
+        scales = {} if has_row_scales(rows) else given
     return MoE.from_quantized(
         weights(own_weights[0], factors), weights(own_weights[1], stored.w2_global), bias13=bias13, bias2=bias2,
         activations=rows or "16bit", activation=activation,

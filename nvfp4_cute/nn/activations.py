@@ -7,7 +7,7 @@ from typing import Any, Literal, get_args
 import torch
 
 from nvfp4_cute import backends
-from nvfp4_cute.experts.checks import RowsWithScales, scales_rows, with_row_scales
+from nvfp4_cute.experts.checks import PerRowActivations, has_row_scales, per_row_name
 from nvfp4_cute.formats.block_format import (
     INT8,
     MXFP4,
@@ -22,10 +22,10 @@ from nvfp4_cute.formats.block_format import (
 from nvfp4_cute.operands.rules import check_choice
 from nvfp4_cute.planning.arch import has_fp4_mma, is_weight_only
 
-Activations = Literal["nvfp4", "nvfp4_four_over_six", RowsWithScales, "16bit", "auto"]
-Mode = Literal["nvfp4", "nvfp4_four_over_six", RowsWithScales, "16bit"]
+Activations = Literal["nvfp4", "nvfp4_four_over_six", PerRowActivations, "16bit", "auto"]
+Mode = Literal["nvfp4", "nvfp4_four_over_six", PerRowActivations, "16bit"]
 LayerMode = Literal[
-    "nvfp4", "nvfp4_four_over_six", RowsWithScales, "mxfp4", "mxfp8_e4m3", "fp8", "int8", "16bit"
+    "nvfp4", "nvfp4_four_over_six", PerRowActivations, "mxfp4", "mxfp8_e4m3", "fp8", "int8", "16bit"
 ]
 CHOICES = get_args(Activations)
 # Format of the weights -> format to which activations are quantized, and the name of that choice.
@@ -71,12 +71,12 @@ def layer_mode(
 ) -> LayerMode:
     """Resolves a choice that :func:`check_activations` returned for a layer on ``device``.
 
-    finds_row_scales: whether quantized rows have a global scale each, as if ``activations`` said so.
+    finds_row_scales: whether quantized activations have a global scale per row, as if ``activations`` said so.
     """
     if activations in CHOICES:
         mode = mode_of(activations, backend, device)
-        adds = finds_row_scales and mode != "16bit" and not scales_rows(mode)
-        return with_row_scales(mode) if adds else mode
+        adds = finds_row_scales and mode != "16bit" and not has_row_scales(mode)
+        return per_row_name(mode) if adds else mode
     return "16bit" if must_keep_16_bits(backend, device) else activations
 
 

@@ -8,7 +8,7 @@ from torch.nn import functional
 
 from nvfp4_cute.activation import Activation, activation_of
 from nvfp4_cute.batch_invariance import refuse_found_scales
-from nvfp4_cute.experts.checks import PER_ROW_SUFFIX, kernel_ids, scales_rows
+from nvfp4_cute.experts.checks import PER_ROW_SUFFIX, has_row_scales, kernel_ids
 from nvfp4_cute.formats.block_format import NVFP4, BlockFormat, format_named
 from nvfp4_cute.formats.block_scaled import BlockScaledTensor
 from nvfp4_cute.formats.codecs import FLOAT32_MIN_NORMAL
@@ -231,7 +231,7 @@ class SortedExperts(KeepsBits):
                 y[part] = rounded(x[part], self.activations, "auto" if given is None else given[e])
             return ProductRows(y)
         format = format_named(self.activations.removesuffix(PER_ROW_SUFFIX))
-        if scales_rows(self.activations):
+        if has_row_scales(self.activations):
             q = grouped_quantize_rows(x, offs, format=format, global_scale=PER_ROW, backend=self.backend)
             assert q.global_scale is not None
             return ProductRows(q.data, q.scale, None, format.stored, q.global_scale[:, 0])

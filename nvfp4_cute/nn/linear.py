@@ -10,7 +10,7 @@ from nvfp4_cute import backends, private_api
 from nvfp4_cute.backends.last_chains import LastChains
 from nvfp4_cute.batch_invariance import refuse_product_of_torch
 from nvfp4_cute.errors import UnsupportedProblem
-from nvfp4_cute.experts.checks import scales_rows
+from nvfp4_cute.experts.checks import has_row_scales
 from nvfp4_cute.formats.block_format import (
     INT8,
     MXFP4,
@@ -23,7 +23,7 @@ from nvfp4_cute.formats.block_format import (
 )
 from nvfp4_cute.formats.block_scaled import BlockScaledTensor, NVFP4Tensor
 from nvfp4_cute.formats.exact_fp8 import mxfp4_as_fp8, mxfp4_for_fp8
-from nvfp4_cute.formats.global_scale import PER_ROW
+from nvfp4_cute.formats.global_scale import PER_ROW, is_per_row
 from nvfp4_cute.nn import options as options_of
 from nvfp4_cute.nn import prepare, state
 from nvfp4_cute.nn.activations import Activations, LayerMode, check_activations, layer_mode, rows_format
@@ -165,16 +165,16 @@ class QuantizedLinear(state.Picklable):
             )
         if isinstance(input_scale, str) and input_scale not in ("auto", PER_ROW):
             raise ValueError(f'input_scale={input_scale!r} is not "auto", "per_row", None or a number')
-        finds_row_scales = isinstance(input_scale, str) and input_scale == PER_ROW
+        finds_row_scales = is_per_row(input_scale)
         if finds_row_scales and format != NVFP4:
             raise ValueError(
                 f"input_scale={PER_ROW!r} with weights of {format.title}; it goes with NVFP4: leave it out"
             )
-        if scales_rows(activations) and not isinstance(input_scale, str) and input_scale is not None:
+        if has_row_scales(activations) and not isinstance(input_scale, str) and input_scale is not None:
             raise ValueError(
                 f"input_scale={input_scale!r} with activations={activations!r}, whose rows find their own scales; leave it out"
             )
-        self.finds_row_scales = finds_row_scales or scales_rows(activations)
+        self.finds_row_scales = finds_row_scales or has_row_scales(activations)
         if isinstance(input_scale, torch.Tensor) and input_scale.numel() != 1:
             raise ValueError(
                 f"input_scale has shape {list(input_scale.shape)}; all rows of x have one global scale: pass a number"
@@ -511,7 +511,9 @@ class QuantizedLinear(state.Picklable):
         is_auto = self.activations == "auto"
         how = f"activations={self.activations!r}" + (f" ({self.mode!r} here)" if is_auto else "")
         how += (
-            ', input_scale="per_row"' if self.finds_row_scales and not scales_rows(self.activations) else ""
+            ', input_scale="per_row"'
+            if self.finds_row_scales and not has_row_scales(self.activations)
+            else ""
         )
         how = f"pre_decode={self.dtype}" if self.pre_decode else how
         how += ", keep_decoded=True" if self.keep_decoded else ""

@@ -6,7 +6,7 @@ import torch
 
 from nvfp4_cute.backends.calls import chain
 from nvfp4_cute.batch_invariance import is_batch_invariant, refuse_found_scales
-from nvfp4_cute.experts.checks import format_of_rows, scales_rows
+from nvfp4_cute.experts.checks import format_of_rows, has_row_scales
 from nvfp4_cute.formats.block_format import TMA_ALIGN_BYTES
 from nvfp4_cute.formats.block_scaled import BlockScaledTensor
 from nvfp4_cute.formats.global_scale import PER_ROW
@@ -58,7 +58,7 @@ def product(
             alpha = alpha * input_global_scale
         one, of_rows = torch.ones((), device=x.device), None
         # The launch of the product cannot add, or multiply by, what follows a factor per column.
-        if scales_rows(mode):
+        if has_row_scales(mode):
             q = _quantized(x, None, mode, backend)
             of_rows = q.global_scale
             how: Any = {"out_dtype": torch.float32, "early_weights": True, "backend": backend}
@@ -104,13 +104,13 @@ def _format(mode: Mode) -> Any:
 
 def _quantized(x: torch.Tensor, given: torch.Tensor | None, mode: Mode, backend: str) -> BlockScaledTensor:
     """Quantizes rows with a given global scale or, if the mode says so, with one per row."""
-    g: Any = PER_ROW if scales_rows(mode) else given
+    g: Any = PER_ROW if has_row_scales(mode) else given
     return quantize(x, format=_format(mode), global_scale=g, backend=backend)
 
 
 def _row_scale(q: BlockScaledTensor, mode: Mode) -> torch.Tensor | None:
-    """Returns the global scales of rows; None if one for all rows is a factor of the products' alpha."""
-    return q.global_scale if scales_rows(mode) else None
+    """Returns the global scales per row; None if one for all rows is a factor of the products' alpha."""
+    return q.global_scale if has_row_scales(mode) else None
 
 
 def aligned(x: torch.Tensor) -> torch.Tensor:
@@ -197,7 +197,7 @@ def _gated_product(
         q = _quantized(x, input_global_scale, mode, backend)
     sides |= {"early_weights": True, "row_scale": _row_scale(q, mode)}
     first = (q.data, gate.data, up.data, q.scale, gate.scale, up.scale, gate.alpha, up.alpha)
-    can_quantize = not finds_hidden_scale and not scales_rows(mode) and not is_batch_invariant()
+    can_quantize = not finds_hidden_scale and not has_row_scales(mode) and not is_batch_invariant()
     if can_quantize and len(x) <= QUANTIZED_HIDDEN_ROWS:
         hidden = dual_gemm(*first, out_dtype=mode, out_global_scale=hidden_global_scale, **sides)
         return gemm(

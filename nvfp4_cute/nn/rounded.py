@@ -4,7 +4,7 @@ from typing import Any
 
 import torch
 
-from nvfp4_cute.experts.checks import PER_ROW_SUFFIX, ROWS_WITH_SCALES, scales_rows
+from nvfp4_cute.experts.checks import PER_ROW_ACTIVATIONS, PER_ROW_SUFFIX, has_row_scales
 from nvfp4_cute.formats.block_format import format_named
 from nvfp4_cute.formats.block_scaled import dequantize, quantize
 from nvfp4_cute.formats.block_scales import nearest_rounding
@@ -15,7 +15,7 @@ FP8 = "fp8"  # e4m3 with one float32 scale per row
 ROUNDED_FORMATS = (
     "nvfp4",
     "nvfp4_four_over_six",
-    *ROWS_WITH_SCALES,
+    *PER_ROW_ACTIVATIONS,
     "mxfp4",
     "mxfp8_e4m3",
     "fp8_1x128",
@@ -44,7 +44,7 @@ def rounded(x: torch.Tensor, format: str, global_scale: Any = None) -> torch.Ten
     if format != FP8:
         kind = format_named(format.removesuffix(PER_ROW_SUFFIX))
         if kind.has_global_scale:
-            given = PER_ROW if scales_rows(format) else global_scale
+            given = PER_ROW if has_row_scales(format) else global_scale
             stored = quantize(x, format=kind, global_scale=given, scale_layout="rowmajor")
             return dequantize(stored, x.dtype)
         stored = quantize(x, format=kind, scale_layout="rowmajor", scale_rounding=nearest_rounding(kind))

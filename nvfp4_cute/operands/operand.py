@@ -18,7 +18,7 @@ class Operand:
         rows: M or N of one batch.
         k: K in elements.
         batches: number of equally sized operands in ``data``; 1 if it has two dimensions.
-        row_scale: global scale of every row, float32 ``[rows]`` or ``[batches, rows]``, contiguous; None without.
+        row_scale: global scale per row, float32 ``[rows]`` or ``[batches, rows]``, contiguous; None without.
     """
 
     data: torch.Tensor

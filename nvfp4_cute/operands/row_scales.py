@@ -1,4 +1,4 @@
-"""Attaches the global scales of the rows of ``a`` to checked operands."""
+"""Attaches global scales per row of ``a`` to checked operands."""
 
 from collections.abc import Sequence
 from dataclasses import replace

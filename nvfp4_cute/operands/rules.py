@@ -27,7 +27,7 @@ from nvfp4_cute.formats.block_format import (
 )
 from nvfp4_cute.formats.block_format import NVFP4 as NVFP4_FORMAT
 from nvfp4_cute.formats.block_scaled import check_is_tensor
-from nvfp4_cute.formats.global_scale import PER_ROW, first_wrong
+from nvfp4_cute.formats.global_scale import PER_ROW, first_wrong, is_per_row
 from nvfp4_cute.formats.scale_layout import as_blocked, as_blocked_batches, to_blocked
 from nvfp4_cute.operands import planned
 from nvfp4_cute.operands.numbers_on_device import numbers_on
@@ -602,7 +602,7 @@ def check_out_dtype(out_dtype: OutDtype, out_global_scale: Any, formats: Formats
 
 def check_out_global_scale(out_dtype: OutDtype, out_global_scale: Any) -> None:
     """Raises ValueError for a global scale of results that have none, UnsupportedProblem for one per row."""
-    if isinstance(out_global_scale, str) and out_global_scale == PER_ROW:
+    if is_per_row(out_global_scale):
         raise UnsupportedProblem(
             f"out_global_scale={PER_ROW!r}: a row's results are written before its largest one is known; take "
             f"out_dtype=torch.bfloat16, then quantize(y, global_scale={PER_ROW!r})"

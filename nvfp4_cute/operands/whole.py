@@ -21,7 +21,7 @@ class Parts(NamedTuple):
     Attributes:
         data, scale, format: data, block scales and format.
         global_scale: float32 factor, or [G] for a list; None without.
-        row_scale: instead of it, a factor of every row, [rows] or [batches, rows], or a list of them; None without.
+        row_scale: instead of it, a global scale per row, [rows] or [batches, rows], or a list of them; None without.
     """
 
     data: Any
@@ -75,16 +75,16 @@ def parts(given: Any, scale: Any, layout: ScaleLayout, format: BlockFormat = NVF
 
 
 def _row_scale(given: BlockScaledTensor) -> torch.Tensor | None:
-    """Returns the global scales of rows, of a ragged tensor without its last dimension."""
+    """Returns the global scales per row, of a ragged tensor without its last dimension."""
     found = given.global_scale
     return found[:, 0] if found is not None and given.scale_layout == "ragged" else found
 
 
 def refuse_row_scales(name: str, *operands: Parts) -> None:
-    """Raises UnsupportedProblem for weights whose rows have a global scale each."""
+    """Raises UnsupportedProblem for weights with a global scale per row."""
     if any(one.row_scale is not None for one in operands):
         raise UnsupportedProblem(
-            f'{name} has a global scale for every row (global_scale="per_row"), which only a may have: quantize weights with '
+            f'{name} has a global scale per row (global_scale="per_row"), which only a may have: quantize weights with '
             '"auto", or "per_batch" for those of several experts'
         )
 

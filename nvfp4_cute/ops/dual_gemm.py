@@ -12,6 +12,7 @@ from nvfp4_cute.ops import parts
 from nvfp4_cute.ops.options import (
     Factor,
     GateUp,
+    Input,
     Options,
     check_operand,
     check_operands,
@@ -21,12 +22,10 @@ from nvfp4_cute.ops.options import (
 )
 from nvfp4_cute.problem import QuantizedName
 
-Operand = BlockScaledTensor | torch.Tensor
-
 
 @overload
 def dual_gemm(
-    a: Operand,
+    a: Input,
     w: GateUp,
     *,
     activation: Activation | str = SILU,
@@ -52,7 +51,7 @@ def dual_gemm(
 
 
 def dual_gemm(
-    a: Operand,
+    a: Input,
     w: GateUp,
     *,
     activation: Activation | str = SILU,
@@ -104,7 +103,7 @@ def dual_gemm(
 
 @overload
 def grouped_dual_gemm(
-    a: Operand,
+    a: Input,
     w: GateUp,
     offs: torch.Tensor,
     *,
@@ -133,7 +132,7 @@ def grouped_dual_gemm(
 
 @overload
 def grouped_dual_gemm(
-    a: Operand,
+    a: Input,
     w: GateUp,
     *,
     masked_m: torch.Tensor,
@@ -162,7 +161,7 @@ def grouped_dual_gemm(
 
 @overload
 def grouped_dual_gemm(
-    a: Sequence[Operand],
+    a: Sequence[Input],
     w: GateUp,
     *,
     activation: Activation | str = SILU,
@@ -188,7 +187,7 @@ def grouped_dual_gemm(
 
 
 def grouped_dual_gemm(
-    a: Operand | Sequence[Operand],
+    a: Input | Sequence[Input],
     w: GateUp,
     offs: torch.Tensor | None = None,
     *,

@@ -5,14 +5,14 @@ from typing import overload
 import torch
 
 from nvfp4_cute.formats.block_scaled import BlockScaledTensor
-from nvfp4_cute.ops.options import Options, check_operand, options_of, running
+from nvfp4_cute.ops.options import Input, Options, check_operand, options_of, running
 from nvfp4_cute.ops.parts.gemm import gemm as gemm_of_parts
 from nvfp4_cute.problem import QuantizedName
 
 
 @overload
 def gemm(
-    a: BlockScaledTensor | torch.Tensor,
+    a: Input,
     b: BlockScaledTensor,
     *,
     alpha: float | torch.Tensor | None = None,
@@ -40,7 +40,7 @@ def gemm(
 
 
 def gemm(
-    a: BlockScaledTensor | torch.Tensor,
+    a: Input,
     b: BlockScaledTensor,
     *,
     alpha: float | torch.Tensor | None = None,

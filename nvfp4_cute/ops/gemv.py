@@ -3,13 +3,13 @@
 import torch
 
 from nvfp4_cute.formats.block_scaled import BlockScaledTensor
-from nvfp4_cute.ops.options import check_operand
+from nvfp4_cute.ops.options import Input, check_operand
 from nvfp4_cute.ops.parts.gemv import gemv as gemv_of_parts
 
 
 def gemv(
     a: BlockScaledTensor,
-    b: BlockScaledTensor | torch.Tensor,
+    b: Input,
     *,
     alpha: float | torch.Tensor | None = None,
     out: torch.Tensor | None = None,

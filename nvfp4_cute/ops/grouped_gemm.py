@@ -7,16 +7,14 @@ import torch
 
 from nvfp4_cute.formats.block_scaled import BlockScaledTensor
 from nvfp4_cute.operands.results import group_tensor, own_outputs
-from nvfp4_cute.ops.options import Factor, Options, check_operands, options_of, running
+from nvfp4_cute.ops.options import Factor, Input, Options, check_operands, options_of, running
 from nvfp4_cute.ops.parts.grouped_gemm import grouped_gemm as grouped_gemm_of_parts
 from nvfp4_cute.problem import QuantizedName
 
-Operand = BlockScaledTensor | torch.Tensor
-
 
 @overload
 def grouped_gemm(
-    a: Operand,
+    a: Input,
     b: BlockScaledTensor,
     offs: torch.Tensor,
     *,
@@ -45,7 +43,7 @@ def grouped_gemm(
 
 @overload
 def grouped_gemm(
-    a: Operand,
+    a: Input,
     b: BlockScaledTensor,
     *,
     masked_m: torch.Tensor,
@@ -74,7 +72,7 @@ def grouped_gemm(
 
 @overload
 def grouped_gemm(
-    a: Sequence[Operand],
+    a: Sequence[Input],
     b: Sequence[BlockScaledTensor],
     *,
     alpha: Factor = None,
@@ -100,7 +98,7 @@ def grouped_gemm(
 
 
 def grouped_gemm(
-    a: Operand | Sequence[Operand],
+    a: Input | Sequence[Input],
     b: BlockScaledTensor | Sequence[BlockScaledTensor],
     offs: torch.Tensor | None = None,
     *,

@@ -41,7 +41,7 @@ def grouped_gemm_out(
         operands: a, b, a_scale and b_scale, without a_scale where ``a`` has 16 bits. In list form: each operand's groups, one
             operand after the other.
         num_groups: number of groups in list form; None otherwise.
-        row_scale: global scales of the rows of ``a``, one tensor for all groups or one per group; none where rows have none.
+        row_scale: global scales per row of ``a``, one tensor for all groups or one per group; none where rows have none.
         out: all results. Quantized results: the data of all, then the scales of all.
         out_dtype: None for results in ``out_format``.
     """
@@ -268,7 +268,7 @@ def quantize_scaled_rows(
     format: str,
     backend: str,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Runs ``nvfp4_cute.quantize``, or ``grouped_quantize`` with ``offs``; returns data, scales, and global scales of rows."""
+    """Runs ``nvfp4_cute.quantize``, or ``grouped_quantize`` with ``offs``; returns data, scales, and global scales per row."""
     from nvfp4_cute.ops.quantize import grouped_quantize
     from nvfp4_cute.ops.quantize import quantize as eager
 

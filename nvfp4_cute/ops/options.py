@@ -18,6 +18,8 @@ from nvfp4_cute.problem import DualWeights, check_early_weights
 Weights = BlockScaledTensor | Sequence[BlockScaledTensor]
 Run = TypeVar("Run", bound=Callable[..., Any])
 Factor = float | torch.Tensor | Sequence[float] | None
+# What products take as rows: a quantized tensor, or 16-bit values.
+Input = BlockScaledTensor | torch.Tensor
 
 
 @dataclass(frozen=True)

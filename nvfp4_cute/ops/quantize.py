@@ -12,7 +12,7 @@ from nvfp4_cute.formats import block_scaled
 from nvfp4_cute.formats.block_format import NVFP4, BlockFormat, as_format
 from nvfp4_cute.formats.block_scaled import BlockScaledTensor, NVFP4Tensor, ScaleLayout, check_is_tensor
 from nvfp4_cute.formats.block_scales import Method, ScaleRounding, check_scale_rounding, with_method
-from nvfp4_cute.formats.global_scale import PER_ROW, check_has_global_scale, resolve_global_scale
+from nvfp4_cute.formats.global_scale import PER_ROW, check_has_global_scale, is_per_row, resolve_global_scale
 from nvfp4_cute.formats.silu import silu_mul
 from nvfp4_cute.launch.simt import FindAndQuantizeTask, QuantizeScaledRowsTask, QuantizeTask
 from nvfp4_cute.operands import quantization, rules
@@ -234,7 +234,7 @@ def grouped_quantize(
 
 
 def _with_scaled_rows(x, offs, format: BlockFormat, up, word: str, backend: str) -> BlockScaledTensor:
-    """Quantizes groups of rows with a global scale of every row."""
+    """Quantizes groups of rows with a global scale per row."""
     rules.check_choice("global_scale", word, (PER_ROW,))
     check_has_global_scale(format, word)
     if private_api.is_traced():
@@ -269,11 +269,6 @@ def grouped_quantize_parts(
     data, scale = call(backend, settings, inputs, [], _check_groups, x, offs, up, global_scale, *made)
     remember_ends(scale, offs)
     return data, scale
-
-
-def is_per_row(global_scale: Any) -> bool:
-    """Returns whether ``global_scale`` is the word for one of every row."""
-    return isinstance(global_scale, str) and global_scale == PER_ROW
 
 
 def _is_one_for_all(x: torch.Tensor, global_scale: Any) -> bool:

@@ -62,7 +62,7 @@ STORAGE = {
 
 
 @dataclass(frozen=True)
-class Operand:
+class Traffic:
     """One tensor of an operation: bytes that cross memory once, read or written."""
 
     name: str
@@ -89,7 +89,7 @@ class Work:
         pair: block formats of A and B; None if either has none.
     """
 
-    operands: tuple[Operand, ...]
+    operands: tuple[Traffic, ...]
     products: tuple[Product, ...]
     math: str = "nvfp4"
     pair: Formats | None = NVFP4_PAIR
@@ -185,12 +185,12 @@ def _check_size(size: tuple[int, int, int]) -> tuple[int, int, int]:
 
 def _tensor(
     name: str, storage: str, shapes: Sequence[tuple[int, int]], *, written: bool = False
-) -> list[Operand]:
+) -> list[Traffic]:
     """Returns values and, if the format has them, block scales of all groups."""
     sizes = [tensor_bytes(storage, rows, cols) for rows, cols in shapes or [(0, 0)]]
-    parts = [Operand(name, sum(data for data, _ in sizes), written)]
+    parts = [Traffic(name, sum(data for data, _ in sizes), written)]
     if STORAGE[storage].scale_bits:
-        parts.append(Operand(f"{name}_scale", sum(scale for _, scale in sizes), written))
+        parts.append(Traffic(f"{name}_scale", sum(scale for _, scale in sizes), written))
     return parts
 
 

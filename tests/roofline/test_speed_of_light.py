@@ -56,7 +56,7 @@ def test_published_time(case, tolerance):
 
 def test_the_longer_of_memory_and_math_counts():
     def work(num_bytes, flops):
-        return light.Work((light.Operand("a", num_bytes),), (light.Product("p", flops),))
+        return light.Work((light.Traffic("a", num_bytes),), (light.Product("p", flops),))
 
     assert light.competition_us(work(int(light.COMPETITION_HBM_BYTES_PER_S), 0)) == 1e6
     assert light.competition_us(work(1, int(light.COMPETITION_FP4_FLOPS_PER_S))) == 1e6

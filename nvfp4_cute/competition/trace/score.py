@@ -5,7 +5,7 @@ from collections.abc import Mapping
 
 from nvfp4_cute.gpus.targets import Target
 from nvfp4_cute.problems.trace_schema import DTYPES, Definition
-from nvfp4_cute.roofline.speed_of_light import Floor, Operand, Product, Work, physical_floor
+from nvfp4_cute.roofline.speed_of_light import Floor, Product, Traffic, Work, physical_floor
 
 # Narrowest element of the inputs -> format whose rate applies to the products.
 MATH = {"float4_e2m1": "nvfp4", "float4_e2m1fn_x2": "nvfp4", "float8_e4m3fn": "fp8", "float8_e5m2": "fp8"}
@@ -21,9 +21,9 @@ def floor(definition: Definition, sizes: Mapping[str, int], flops: int, target: 
         flops: operations of the matrix products that the reference computed.
     """
 
-    def moved(name: str, written: bool) -> Operand:
+    def moved(name: str, written: bool) -> Traffic:
         spec = (definition.outputs if written else definition.inputs)[name]
-        return Operand(name, math.prod(definition.shape(spec, sizes)) * DTYPES[spec.dtype].itemsize, written)
+        return Traffic(name, math.prod(definition.shape(spec, sizes)) * DTYPES[spec.dtype].itemsize, written)
 
     operands = [moved(name, False) for name, spec in definition.inputs.items() if spec.shape is not None]
     operands += [moved(name, True) for name in definition.outputs]

@@ -77,7 +77,7 @@ def gemm(
             [rm, rk, 32, 4, 4] or flat; not copied, batches one after the other), or [M, K/16(, L)] with
             ``scale_layout="rowmajor"`` (converted, which allocates). Float32 scales have rows: [M, K/128(, L)] for FP8_1x128,
             [ceil(N/128), K/128(, L)] for FP8_128x128, [M, 1(, L)] for INT8.
-        row_scale: float32 [M] or [L, M], a factor for every row of ``a``; whole tensors have their own.
+        row_scale: float32 [M] or [L, M], a global scale per row of ``a``; whole tensors have their own.
         a_format, b_format: formats of ``a`` and ``b``; whole tensors have their own.
         scale_layout, early_weights: as for :func:`grouped_gemm`; all else as in the public operation.
 

@@ -50,7 +50,7 @@ def gemv(
         check_rows_format("b", b, b_scale, b_format)
         if of_rows is not None:
             raise UnsupportedProblem(
-                f"a is {list(whole.shape)} with a global scale for every row; gemv multiplies weights by a vector: call "
+                f"a is {list(whole.shape)} with a global scale per row; gemv multiplies weights by a vector: call "
                 "gemm(a, b), whose a may have them"
             )
         b = b[0] if is_matrix else b

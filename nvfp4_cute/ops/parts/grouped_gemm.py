@@ -73,7 +73,7 @@ def grouped_gemm(
             every group's rows padded to 128; rows without scales give zeros. Masked: contiguous [G, ...] of G times
             [rm, rk, 32, 4, 4]. Float32 scales have rows: FP8_1x128 [rows, K/128], FP8_128x128 [(G, )ceil(N/128), K/128], INT8
             [rows, 1]; scales whose rows are not contiguous are copied.
-        row_scale: a factor for every row of ``a``: list: one float32 [M_g] per group; ragged: [rows]; masked: [G, M_max]. Whole
+        row_scale: global scale per row of ``a``: list: one float32 [M_g] per group; ragged: [rows]; masked: [G, M_max]. Whole
             tensors have their own.
         a_format, b_format: formats of ``a`` and ``b``; whole tensors have their own.
         out: as in the public operation. Quantized results with sizes on the device: (data, scale) in the shapes of the result.
@@ -221,7 +221,7 @@ def flat_operands(operands: Sequence[Any], is_list: bool) -> list[torch.Tensor]:
 
 
 def flat_rows(row_scale: Any) -> list[torch.Tensor]:
-    """Returns the global scales of rows, one tensor for all groups or one per group, as a list; none for None."""
+    """Returns the global scales per row, one tensor for all groups or one per group, as a list; none for None."""
     if row_scale is None:
         return []
     return [*row_scale] if isinstance(row_scale, list | tuple) else [row_scale]

@@ -39,7 +39,7 @@ def param_bytes_per_group(num_b: int = 1, num_more: int = 0) -> int:
     """Returns the bytes of kernel parameters per group of the list form.
 
     They hold two tensor maps for ``a`` and for each of ``num_b`` operands ``b``, and ``num_more`` addresses: of the scales of
-    quantized results, and of global scales of rows.
+    quantized results, and of global scales per row.
     """
     return 2 * (1 + num_b) * TENSOR_MAP_BYTES + GROUP_BYTES + ADDRESS_BYTES * num_more
 
