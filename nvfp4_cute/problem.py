@@ -82,7 +82,7 @@ class GroupedProblem:
         is_chain: whether every group's A is the result of the previous group: layers of one size.
         early_weights: whether the previous launch wrote neither the groups' sizes nor any ``b``.
         a_format, b_format: formats of A and of every ``b``.
-        bias_dtype: dtype of the bias added to every column of C; None without a bias.
+        bias_dtype: dtype of the bias added to every column of C, in a dual GEMM of both products; None without a bias.
         has_row_scales: whether A has a global scale per row, a factor of the row's results.
         batch_invariant: whether sums over K have one order for any number of rows. Default: what the call asks for
             (``batch_invariance``).

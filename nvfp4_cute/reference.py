@@ -137,6 +137,7 @@ def grouped_dual_gemm_reference(
     weight_layout: Literal[
         "separate", "concatenated", "interleaved_64_up_first", "interleaved_32_gate_first"
     ] = "separate",
+    bias: Sequence[torch.Tensor] | None = None,
     row_scale: Sequence[torch.Tensor] | None = None,
     scale_layout: ScaleLayout = "blocked",
     a_format: BlockFormat = NVFP4,
@@ -162,6 +163,8 @@ def grouped_dual_gemm_reference(
         weight_layout: "separate", or the order in which ``b1`` [2 N, K/2] holds the rows of both products (the gate's are the
             first product's); ``b2`` and ``b2_scale`` are then None. "concatenated": gate, then up. "interleaved_64_up_first":
             64 rows of up, 64 of the gate and so on. "interleaved_32_gate_first": 32 of the gate, 32 of up and so on.
+        bias: ``[2 N_g]`` per group, added to both products before the clamp: one number per row of the weights in their layout;
+            of separate weights the first product's, then the second's. None adds nothing.
         row_scale: as for :func:`grouped_gemm_reference`; both products are multiplied.
         scale_layout: layout of all scales.
         a_format: format of ``a``.
@@ -188,6 +191,10 @@ def grouped_dual_gemm_reference(
         )
         for product, alpha in zip(products, (alpha1, alpha2), strict=True)
     )  # fmt: skip
+    if bias is not None:
+        biases = [of_products(of_group, weight_layout) for of_group in bias]
+        gates = [gate + own for gate, (own, _) in zip(gates, biases, strict=True)]
+        ups = [up + own for up, (_, own) in zip(ups, biases, strict=True)]
     own = activation_of(activation, limit)
     return [activated(gate, up, own).to(out_dtype) for gate, up in zip(gates, ups, strict=True)]
 
@@ -222,20 +229,26 @@ def separate_weights(
         scale_layout: layout of ``scale`` and of the returned scales.
         format: format of ``b``, whose blocks have one row.
     """
-    rows = len(b)
-    width = {"concatenated": rows // 2, "interleaved_64_up_first": 64, "interleaved_32_gate_first": 32}[
-        weight_layout
-    ]
-    halves = torch.arange(rows, device=b.device).view(-1, 2, width).unbind(1)
-    gate, up = halves[::-1] if weight_layout == "interleaved_64_up_first" else halves
+    gate, up = of_products(torch.arange(len(b), device=b.device), weight_layout)
     plain = _rowmajor_scale(b, scale, scale_layout, format)
 
     def part(index: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        chosen = plain[index.flatten()]
+        chosen = plain[index]
         blocked = to_blocked(chosen).flatten() if scale_layout == "blocked" else chosen
-        return b.view(torch.uint8)[index.flatten()], blocked
+        return b.view(torch.uint8)[index], blocked
 
     return part(gate), part(up)
+
+
+def of_products(rows: torch.Tensor, weight_layout: str) -> tuple[torch.Tensor, torch.Tensor]:
+    """Copies the entries of the gate and of the up projection out of ``[2 N]``, one entry per row of the weights.
+
+    weight_layout: see :func:`grouped_dual_gemm_reference`; "separate" has the order of "concatenated".
+    """
+    width = {"interleaved_64_up_first": 64, "interleaved_32_gate_first": 32}.get(weight_layout, len(rows) // 2)
+    halves = [half.flatten() for half in rows.view(-1, 2, width).unbind(1)]
+    gate, up = halves[::-1] if weight_layout == "interleaved_64_up_first" else halves
+    return gate, up
 
 
 def gemv_reference(
@@ -328,6 +341,7 @@ def weight_only_dual_reference(
     activation: Activation | str = "silu",
     limit: float | None = None,
     weight_layout: str = "separate",
+    bias: torch.Tensor | None = None,
     scale_layout: ScaleLayout = "blocked",
     b_format: BlockFormat = NVFP4,
 ) -> torch.Tensor:
@@ -348,6 +362,8 @@ def weight_only_dual_reference(
         weight_only_reference(a, b, scale, alpha, torch.float64, scale_layout=scale_layout, b_format=b_format)
         for (b, scale), alpha in zip(products, (alpha1, alpha2), strict=True)
     )
+    if bias is not None:
+        gate, up = (x + own for x, own in zip((gate, up), of_products(bias, weight_layout), strict=True))
     return activated(gate, up, activation_of(activation, limit)).to(out_dtype)
 
 

@@ -1,4 +1,4 @@
-"""Bias: one number per output column, added in float32 after all factors and before rounding.
+"""Bias: one number per row of weights, added in float32 after all factors, before the activation and before rounding.
 
 Callers add it with ``ptx.add_f32``, which is never contracted with the preceding multiplication.
 """

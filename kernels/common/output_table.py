@@ -6,6 +6,8 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32, Int64
 
+from nvfp4_cute.planning.arch.base import INTERLEAVE
+
 from .group_table import WorkTile, select_slot
 
 
@@ -36,7 +38,8 @@ class OutputTable:
         alphas: pointers to float32 factors [G] in global memory, one per product, or None.
         scales: scales of quantized results, or None.
         limit: bits of the float32 clamp of a dual GEMM's products, or None.
-        bias: pointer to one number per column in global memory, shared by all groups, or None.
+        bias: pointer to one number per column in global memory, shared by all groups; in a dual GEMM to one per row of both
+            products' weights and group, in the caller's order; or None.
         row_scales: global scales per row of ``a`` (``row_scales.Scales``), which multiply results after the alphas, or None.
     """
 
@@ -78,3 +81,32 @@ def load_alphas(outputs: OutputTable, tile: WorkTile, num_products: cutlass.Cons
         idx = caller_index(outputs, tile.slot)
         alphas = [cute.make_tensor(alpha + idx, cute.make_layout(1))[0] for alpha in outputs.alphas]
     return alphas
+
+
+def group_bias(outputs: OutputTable, group: Int32, num_columns: Int32) -> cute.Pointer:
+    """Returns the pointer to the bias of a group of a dual GEMM: two numbers per output column.
+
+    group: the caller's index of the group.
+    """
+    return outputs.bias + Int64(group) * (2 * num_columns)
+
+
+def load_dual_bias(bias: cute.Pointer, columns: list, num_columns: Int32, weight_layout: str) -> list:
+    """Issues the loads of the bias of output columns, in the dtype of memory. Returns the gate's and the up projection's.
+
+    Args:
+        bias: result of :func:`group_bias`, in the order of the weights' rows; of separate weights the gate's, then up's.
+        columns: output columns. Those after the last one read the last one's bias; nobody uses their results.
+        num_columns: output columns of the group.
+        weight_layout: layout of the weights.
+    """
+    own = [cutlass.min(column, num_columns - 1) for column in columns]
+    width = INTERLEAVE.get(weight_layout)
+    if width is None:
+        rows = [own, [column + num_columns for column in own]]
+    else:
+        first = [column // width * (2 * width) + column % width for column in own]
+        rows = [first, [row + width for row in first]]
+    if weight_layout == "interleaved_64_up_first":
+        rows.reverse()
+    return [[cute.make_tensor(bias + row, cute.make_layout(1))[0] for row in side] for side in rows]

@@ -24,7 +24,7 @@ class GroupedGemmVariant:
         activation: activation of a dual GEMM's first product, as text of ``nvfp4_cute.activation``; None for one product.
         weight_layout: layout of a dual GEMM's weights: "separate", or a name that says how a single ``b`` holds the rows of both.
         has_limit: whether a dual GEMM's products are clamped before they are combined.
-        bias_dtype: dtype of the bias of a single product; None without one.
+        bias_dtype: dtype of the bias of the products; None without one.
         has_row_scales: whether ``a`` has a global scale per row.
         early_weights: whether weights are loaded, and sizes on the device read, before the previous launch has ended. It must
             have written neither.

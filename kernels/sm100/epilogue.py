@@ -37,7 +37,7 @@ from ..common.row_scales import load_row_scales
 from ..common.sides import TileSide, mma_sides
 from ..common.transpose import transpose_in_warp
 from ..common.warp_schedule import WARP_SIZE
-from .bias import bias_of_slices, slice_plus_bias
+from .bias import bias_of_slices, slice_plus_bias, slices_plus_biases
 from .columns import used_columns
 from .instructions import order_after_wait, order_before_arrival
 from .split_k import (
@@ -221,7 +221,13 @@ def run_epilogue(args: EpilogueArgs, first_tile: Int32, stride: Int32):
         bias = None
         if cutlass.const_expr(args.outputs.bias is not None):
             bias = bias_of_slices(
-                args.outputs, tile, row, n_side.first_row, tile_n // EPI_TILE_N, config.swap_ab
+                args.outputs,
+                tile,
+                row,
+                n_side.first_row,
+                tile_n // period * period_slices,
+                config.swap_ab,
+                None if num_products == 1 else args.weight_layout,
             )
         if cutlass.const_expr(is_quantized):
             target = quantized_group(args.outputs, tile, columns, args.out_dtype)
@@ -297,14 +303,20 @@ def run_epilogue(args: EpilogueArgs, first_tile: Int32, stride: Int32):
             for j in cutlass.range_constexpr(at_once):
                 if cutlass.const_expr(args.integers is not None):
                     result = args.integers.results(tTR_rAcc[j][0], scales, slice_idx + j, alphas[0])
-                elif cutlass.const_expr(row_scales is not None):
-                    products = times_row_scales(
-                        tTR_rAcc[j], alphas, row_scales, slice_idx + j, config.swap_ab
-                    )
-                    result = combine(products, [Float32(1.0)] * num_products, args.activation, limit)
                 else:
-                    result = combine(tTR_rAcc[j], alphas, args.activation, limit)
-                if cutlass.const_expr(bias is not None):
+                    products, factors = tTR_rAcc[j], alphas
+                    if cutlass.const_expr(row_scales is not None):
+                        products = times_row_scales(
+                            products, alphas, row_scales, slice_idx + j, config.swap_ab
+                        )
+                        factors = [Float32(1.0)] * num_products
+                    if cutlass.const_expr(bias is not None and num_products > 1):
+                        products = slices_plus_biases(
+                            products, factors, bias, slice_idx + j, config.swap_ab
+                        )
+                        factors = [Float32(1.0)] * num_products
+                    result = combine(products, factors, args.activation, limit)
+                if cutlass.const_expr(bias is not None and num_products == 1):
                     result = slice_plus_bias(result, bias, slice_idx + j, config.swap_ab)
                 words = None
                 if cutlass.const_expr(is_staged):

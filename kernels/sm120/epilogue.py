@@ -19,7 +19,7 @@ from ..common.activation import gate
 from ..common.bias import load_bias
 from ..common.encode import Encoding
 from ..common.group_table import WorkTile
-from ..common.output_table import OutputTable, group_output
+from ..common.output_table import OutputTable, caller_index, group_bias, group_output
 from ..common.quantized_output import quantized_group, store_quantized_part
 from ..common.sides import TileSide, mma_sides
 from ..common.transpose import exchange_in_warp, transpose_square
@@ -41,7 +41,7 @@ class Results:
         alphas: the group's factor of every product.
         activation, limit: activation and clamp of a dual GEMM.
         are_integers: whether sums are the bits of integers, which are stored unchanged.
-        bias: bias of the lane's output columns, two per MMA, or None.
+        bias: bias of the lane's rows of weights, two per MMA, or None.
         row_scales: words of the global scales of the lane's rows of ``a``, two per MMA, or None.
     """
 
@@ -65,15 +65,13 @@ class Results:
                 first, step = (2 * at.j, 1) if self.tile.weights_along_m else (2 * at.i + at.register // 2, 0)
                 scales = [ptx.float_of(self.row_scales[first + k * step]) for k in range(2)]
                 products[-1] = [value * scale for value, scale in zip(products[-1], scales, strict=True)]
-        results = products[0]
-        if self.bias is not None:
-            at = self.tile.pair(0, line, element)
-            first, step = (2 * at.i + at.register // 2, 0) if self.tile.weights_along_m else (2 * at.j, 1)
-            bias = [self.bias[first + k * step].to(Float32) for k in range(2)]
-            results = [ptx.add_f32(*both) for both in zip(results, bias, strict=True)]
-        if self.activation is not None:
-            results = [gate(*both, self.activation, self.limit) for both in zip(*products, strict=True)]
-        return results
+            if self.bias is not None:
+                first, step = (2 * at.i + at.register // 2, 0) if self.tile.weights_along_m else (2 * at.j, 1)
+                bias = [self.bias[first + k * step].to(Float32) for k in range(2)]
+                products[-1] = [ptx.add_f32(*both) for both in zip(products[-1], bias, strict=True)]
+        if self.activation is None:
+            return products[0]
+        return [gate(*both, self.activation, self.limit) for both in zip(*products, strict=True)]
 
     def pair_of_line(self, line: tuple[int, int], element: tuple[int, int]) -> list:
         """Returns two neighbouring results of an output line. All lanes of a warp must call it."""
@@ -112,7 +110,11 @@ def store_tile(
     sides = list(mma_sides(config, tile))
     bias = None
     if cutlass.const_expr(outputs.bias is not None):
-        bias = _load_bias(outputs.bias, result_tile, sides, first_row, first_col)
+        of_group = outputs.bias
+        if cutlass.const_expr(kind.num_products > 1):
+            columns = tile.n // (kind.num_products // kind.num_b)
+            of_group = group_bias(outputs, caller_index(outputs, tile.slot), columns)
+        bias = _load_bias(of_group, result_tile, sides, first_row, first_col)
     results = Results(acc, result_tile, alphas, kind.activation, limit, kind.dtype is Int32, bias, row_scales)
     if cutlass.const_expr(kind.num_b < kind.num_products):
         # Interleaved weights: two rows of weights make one column of the output.
@@ -146,17 +148,32 @@ def store_tile(
 def _load_bias(
     bias: cute.Pointer, result_tile: ResultTile, sides: list, first_row: Int32, first_col: Int32
 ) -> list:
-    """Loads the bias for ``Results``. sides: sides of the MMA. first_row, first_col: of the warp in the tile."""
+    """Loads the bias for ``Results``. Separate weights of a dual GEMM have that of the first operand, then the second's.
+
+    Args:
+        sides: sides of the MMA.
+        first_row, first_col: of the warp in the tile.
+    """
     warp_tile, lane = result_tile.warp_tile, cute.arch.lane_idx()
     if result_tile.weights_along_m:
         side, first = sides[0], first_row + lane // QUAD
         own = [
-            strip * STRIP + (2 * pair + half) * BAND for _, strip, pair in warp_tile.mma_m for half in (0, 1)
+            (operand, strip * STRIP + (2 * pair + half) * BAND)
+            for operand, strip, pair in warp_tile.mma_m
+            for half in (0, 1)
         ]
     else:
         side, first = sides[1], first_col + 2 * (lane % QUAD)
-        own = [strip * STRIP + band * BAND + e for _, strip, band in warp_tile.mma_n for e in (0, 1)]
-    return load_bias(bias, [side.first_row + first + place for place in own], side.extent)
+        own = [
+            (operand, strip * STRIP + band * BAND + e)
+            for operand, strip, band in warp_tile.mma_n
+            for e in (0, 1)
+        ]
+    loaded = [
+        load_bias(bias + operand * side.extent if operand else bias, [side.first_row + first + place], side.extent)
+        for operand, place in own
+    ]
+    return [value for (value,) in loaded]
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,14 @@ from ..common.encode import Encoding
 from ..common.global_access import store_half, store_words
 from ..common.group_table import WorkTile
 from ..common.output_kind import OutputKind
-from ..common.output_table import OutputTable, group_output, load_alphas
+from ..common.output_table import (
+    OutputTable,
+    caller_index,
+    group_bias,
+    group_output,
+    load_alphas,
+    load_dual_bias,
+)
 from ..common.quantize_block import largest, over_lanes, scale_of_part
 from ..common.quantized_output import (
     QuantizedGroup,
@@ -78,7 +85,7 @@ class Results:
         limit: clamp of a dual GEMM's products, or None.
         exponent: log2 of ``factor``.
         factor: undoes the scaling of dequantized operands.
-        bias: bias of the lane's two columns, or None.
+        bias: bias of the lane's two columns, of a dual GEMM that of its column for every product, or None.
         row_scales: global scales of the tile's rows: where they lie, the tile, and the side of ``a``; or None.
     """
 
@@ -117,6 +124,8 @@ class Results:
         products = [
             self._scaled(at, alpha) for at, alpha in zip((first, first + 2), self.alphas, strict=True)
         ]
+        if self.bias is not None:
+            products = [ptx.add_f32(x, bias.to(Float32)) for x, bias in zip(products, self.bias, strict=True)]
         return gate(*products, self.kind.activation, self.limit)
 
     def _scaled(self, index: int, alpha: Float32) -> Float32 | Int32:
@@ -164,16 +173,21 @@ def store_tile(
         limit = ptx.float_of(outputs.limit)
     alphas = load_alphas(outputs, tile, kind.num_products)
     row, column = first_token(tile, config), tile.tile_n_idx * tile_columns(kind)
+    # Columns of the output come from the rows of all weight operands together.
+    rows, columns = tokens_of_tile(tile, config), tile.n // (kind.num_products // kind.num_b)
     bias = None
     if cutlass.const_expr(outputs.bias is not None):
         own = column + output_column(kind)
-        bias = load_bias(outputs.bias, [own, own + LANE_COLUMNS_APART], tile.n)
+        if cutlass.const_expr(kind.num_products == 1):
+            bias = load_bias(outputs.bias, [own, own + LANE_COLUMNS_APART], tile.n)
+        else:
+            of_group = group_bias(outputs, caller_index(outputs, tile.slot), columns)
+            (of_gate,), (of_up,) = load_dual_bias(of_group, [own], columns, kind.weight_layout)
+            bias = [of_gate, of_up]
     row_scales = None
     if cutlass.const_expr(outputs.row_scales is not None):
         row_scales = outputs.row_scales, tile, rows_side(tile, row)
     results = Results(acc, kind, alphas, limit, exponent, Float32(2.0**exponent), bias, row_scales)
-    # Columns of the output come from the rows of all weight operands together.
-    rows, columns = tokens_of_tile(tile, config), tile.n // (kind.num_products // kind.num_b)
     if cutlass.const_expr(outputs.scales is not None):
         group = quantized_group(outputs, tile, columns, kind.dtype)
         pass_tokens = STAGING_BYTES // (4 * _group_columns(kind))

@@ -13,7 +13,7 @@ from ..common.bias import load_bias
 from ..common.fp32_scales import SCALE_BYTES
 from ..common.global_access import KEEP, load_words, store_words
 from ..common.group_table import select_slot
-from ..common.output_table import OutputTable, caller_index
+from ..common.output_table import OutputTable, caller_index, group_bias, load_dual_bias
 from ..common.select import select
 from ..common.versions import inline_ptx
 from .operands import BAND_ROWS, BANDS, OCTET, Lane, Loads
@@ -59,7 +59,7 @@ class Results:
         for band in cutlass.range_constexpr(BANDS):
             if cutlass.const_expr(self.activation is None or layout.product(band) == 0):
                 column = first + layout.column(unit, band)
-                bias = self.bias(column + lane.group, columns)
+                biases = self.biases(column + lane.group, columns, place)
                 for j in cutlass.range_constexpr(self.loads.max_tokens // OCTET):
                     values = []
                     for c in cutlass.range_constexpr(2):
@@ -67,11 +67,14 @@ class Results:
                         if cutlass.const_expr(row_scales is not None):
                             value = value * row_scales[band]
                         value = value * factors[0]
+                        if cutlass.const_expr(biases is not None):
+                            value = ptx.add_f32(value, biases[0])
                         if cutlass.const_expr(self.activation is not None):
-                            other = self.partner(band)
-                            value = self.combined(value, acc[other % 2 * 2 + c, other // 2, j] * factors[1])
-                        if cutlass.const_expr(bias is not None):
-                            value = ptx.add_f32(value, bias)
+                            at = self.partner(band)
+                            other = acc[at % 2 * 2 + c, at // 2, j] * factors[1]
+                            if cutlass.const_expr(biases is not None):
+                                other = ptx.add_f32(other, biases[1])
+                            value = self.combined(value, other)
                         values.append(value)
                     token, own = j * OCTET + lane.group, column + 2 * lane.quad
                     address = base + (Int64(token) * pitch + own) * nbytes
@@ -89,9 +92,15 @@ class Results:
             exponent = select(place.row < 0, Float32(0.0), exponent)
         if self.outputs.alphas is None:
             return [exponent] * count
-        index = self.loads.batch(place) if is_routed else caller_index(self.outputs, place.slot)
+        index = self.group(place)
         alphas = [cute.make_tensor(alpha + index, cute.make_layout(1))[0] for alpha in self.outputs.alphas]
         return [alpha * exponent for alpha in alphas]
+
+    def group(self, place: Place) -> Int32:
+        """Returns the caller's index of the group, or of a routed group's weights."""
+        if self.loads.form == "routed":
+            return self.loads.batch(place)
+        return caller_index(self.outputs, place.slot)
 
     def partner(self, band: int) -> int:
         """Returns the band of the other product with the same columns."""
@@ -108,12 +117,16 @@ class Results:
             limit = ptx.float_of(Uint32(self.outputs.limit))
         return gate(value, other, self.activation, limit)
 
-    def bias(self, column: Int32, columns: Int32) -> Float32 | None:
-        """Loads a column's bias; None if the call has no bias."""
-        if self.outputs.bias is None:
+    def biases(self, column: Int32, columns: Int32, place: Place) -> list | None:
+        """Loads a column's bias of every product; None if the call has no bias."""
+        outputs = self.outputs
+        if outputs.bias is None:
             return None
-        (bias,) = load_bias(self.outputs.bias, [column], columns)
-        return bias.to(Float32)
+        if self.activation is None:
+            return [bias.to(Float32) for bias in load_bias(outputs.bias, [column], columns)]
+        of_group = group_bias(outputs, self.group(place), columns)
+        loaded = load_dual_bias(of_group, [column], columns, self.loads.layout.layout)
+        return [bias.to(Float32) for (bias,) in loaded]
 
     def row_scales(self, unit: Int32, place: Place, n: Int32, lane: Lane) -> list | None:
         """Loads the scales of the lane's weight rows if the format has one per row; otherwise returns None."""

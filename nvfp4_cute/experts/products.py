@@ -111,7 +111,9 @@ class LocalExperts:
     @property
     def is_fused(self) -> bool:
         """Whether ``grouped_dual_gemm`` computes gate, up and activation."""
-        if self.bias13 is not None or self.weight_layout in ("interleaved", "none"):
+        if self.weight_layout in ("interleaved", "none"):
+            return False
+        if self.bias13 is not None and self.w13.format.scale_layout == "rowmajor":
             return False
         return self.weight_layout != "concatenated" or self.w13.data.shape[1] % FUSED_ROWS == 0
 
@@ -223,7 +225,7 @@ class LocalExperts:
             out_dtype = self._hidden_dtype(dtype, backend, data.device)
             hidden = grouped_dual_gemm(
                 data, self.w13.data, None, scale, self.w13.scale, None, self.gate_alpha, self.up_alpha, offs=order.offs,
-                row_scale=row_scale, activation=self.activation.function, limit=self.activation.limit,
+                row_scale=row_scale, bias=self.bias13, activation=self.activation.function, limit=self.activation.limit,
                 weight_layout=fused_layout, out_dtype=out_dtype, out_global_scale=self.hidden_scale, a_format=self._a_format,
                 b_format=self.w13.format, early_weights=order.is_older, backend=backend, config=configs[0],
             )  # fmt: skip

@@ -40,7 +40,7 @@ def rows(
     gate = Gate(experts.activation.function, experts.activation.limit, experts.weight_layout)
     how: Any = {"first_expert": first_expert, "backend": backend}
     alphas = {"alpha1": experts.gate_alpha, "alpha2": experts.up_alpha}
-    hidden = _product(x, experts.w13, alphas, ids, gate, **how)
+    hidden = _product(x, experts.w13, alphas, ids, gate, bias=experts.bias13, **how)
     return _product(hidden, experts.w2, {"alpha": experts.alpha2}, ids, None, **how)
 
 
@@ -51,6 +51,7 @@ def _product(
     ids: torch.Tensor,
     gate: Gate | None,
     *,
+    bias: torch.Tensor | None = None,
     first_expert: int,
     backend: str,
 ) -> torch.Tensor:
@@ -75,6 +76,8 @@ def _product(
         problem, operands, outs = grouped.check_device_groups(
             every, None, weights, (offs, None), Result(None, a.dtype, None), gate=gate
         )
+        if bias is not None:
+            problem, operands = grouped.with_bias(problem, operands, bias)
         _, n, k = problem.sizes[0]
         problem = replace(problem, form="routed", sizes=((1, n, k),) * choices)
         operands = replace(
@@ -88,6 +91,7 @@ def _product(
         w.format,
         first_expert,
         *names,
+        bias is None,
     )
-    inputs = [a, w.data, w.scale, ids, *(alphas[name] for name in names)]
+    inputs = [a, w.data, w.scale, ids, *(alphas[name] for name in names), *([] if bias is None else [bias])]
     return call(backend, settings, inputs, [], check)[0]

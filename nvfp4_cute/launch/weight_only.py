@@ -233,8 +233,9 @@ class WeightOnlyTask(GroupsTask):
                 continue
             second = _weights_of_group(operands.b2[at], part) if operands.b2 else (None, None)
             weights = (b, second[0], scale, second[1])
+            bias = None if operands.bias is None else operands.bias[expert]
             out[:] = weight_only_dual_reference(
-                a, *weights, alpha, alpha2, out.dtype, b_format=b_format, **vars(problem.gate)
+                a, *weights, alpha, alpha2, out.dtype, bias=bias, b_format=b_format, **vars(problem.gate)
             )
 
     def _group_rows(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:

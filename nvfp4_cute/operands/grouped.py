@@ -54,7 +54,8 @@ class GroupedOperands:
             int32 or int64 [G], the ids of their weights. None otherwise.
         chain: for a chain, int32 [G], zeros; None otherwise.
         activations: instead of ``a``: float16 or bfloat16 [M, K], or [batches, M, K].
-        bias: float16, bfloat16 or float32 [N] for every group, or None.
+        bias: float16, bfloat16 or float32 [N] for every group; in a dual GEMM [G, 2 N], one number per row of both weights; or
+            None.
         owners: for a list whose groups were divided (``launch.bands``): the caller's group of each entry; empty otherwise.
         first_expert: for routed groups: id of the first expert in ``b``.
 
@@ -436,6 +437,19 @@ def check_device_groups(
         activations=() if tokens else (rows,),
     )
     return replace(problem, out_m_major=m_major), operands, results
+
+
+def with_bias(
+    problem: GroupedProblem, operands: GroupedOperands, bias: torch.Tensor
+) -> tuple[GroupedProblem, GroupedOperands]:
+    """Adds a bias to both products of a checked dual GEMM whose groups have weights of one size.
+
+    Raises TypeError or ValueError unless the bias has a number for each row of both weights of every group.
+    """
+    (b,) = operands.b
+    rules.check_tensors({"b": b.data, "bias": bias})
+    rules.check_bias(bias, b.rows * (2 if operands.b2 else 1), problem.num_groups)
+    return replace(problem, bias_dtype=bias.dtype), replace(operands, bias=bias)
 
 
 def ragged_places(

@@ -556,20 +556,24 @@ def global_scales(
     return found
 
 
-def check_bias(bias: torch.Tensor | None, n: int) -> None:
-    """Raises TypeError or ValueError unless the bias is None or contiguous, aligned float16, bfloat16 or float32 [n]."""
+def check_bias(bias: torch.Tensor | None, n: int, num_groups: int | None = None) -> None:
+    """Raises TypeError or ValueError unless the bias is None or contiguous, aligned float16, bfloat16 or float32 [n].
+
+    num_groups: groups with a bias each, [num_groups, n]; None for one bias.
+    """
     if bias is None:
         return
     if bias.dtype not in BIAS_DTYPES:
         raise TypeError(
             f"bias has dtype {dtype_name(bias.dtype)}; expected {dtype_names(BIAS_DTYPES)}: bias.float()"
         )
-    if tuple(bias.shape) != (n,):
+    shape, letters = ([n], "[N]") if num_groups is None else ([num_groups, n], "[G, rows]")
+    if list(bias.shape) != shape:
         raise ValueError(
-            f"bias has shape {list(bias.shape)}; expected [N] = [{n}], a number for each row of b"
+            f"bias has shape {list(bias.shape)}; expected {letters} = {shape}, a number for each row of b"
         )
     if not bias.is_contiguous():
-        raise ValueError(f"bias has stride {bias.stride(0)}; it has to be contiguous: bias.contiguous()")
+        raise ValueError(f"bias has strides {list(bias.stride())}; it has to be contiguous: bias.contiguous()")
     check_aligned("bias", bias, bias.element_size())
 
 

@@ -6,6 +6,7 @@ import torch
 
 from nvfp4_cute import private_api
 from nvfp4_cute.backends.calls import call
+from nvfp4_cute.errors import UnsupportedProblem
 from nvfp4_cute.formats.block_format import NVFP4 as NVFP4_FORMAT
 from nvfp4_cute.formats.block_format import BlockFormat
 from nvfp4_cute.formats.block_scaled import ScaleLayout
@@ -55,6 +56,7 @@ def grouped_dual_gemm(
     offs: torch.Tensor | None = None,
     masked_m: torch.Tensor | None = None,
     row_scale: Any = None,
+    bias: torch.Tensor | None = None,
     a_format: BlockFormat = NVFP4_FORMAT,
     b_format: BlockFormat = NVFP4_FORMAT,
     activation: Activation = "silu",
@@ -79,6 +81,9 @@ def grouped_dual_gemm(
             ``weight_layout``, ``b1`` and ``b1_scale`` hold the rows of both, and ``b2`` and ``b2_scale`` are None.
         b1_scale, b2_scale: scales of the weights in the layouts of ``a_scale``.
         alpha1, alpha2: one factor per group for each product.
+        bias: [G, 2 N], added to both products before the activation: one number per row of the weights in their layout; of
+            separate weights the gate's, then up's. Ragged and masked forms of weights whose scales are in blocks, outside traced
+            graphs.
         activation, limit, weight_layout: fields of ``Activation`` and ``GateUp``.
 
     Raises what the public operation raises. Nothing is written to ``out`` when a check fails.
@@ -95,6 +100,10 @@ def grouped_dual_gemm(
         b_format = same_format(first, second, b2)
         (b1, b1_scale, factor1, *_), (b2, b2_scale, factor2, *_) = first, second
         alpha1, alpha2 = _dual_alphas((alpha1, alpha2), (factor_a, factor1, factor2), b2 is None)
+    if bias is not None and (is_list or private_api.is_traced() or b_format.scale_layout == "rowmajor"):
+        raise UnsupportedProblem(
+            f"bias with {b_format.title} weights in a list, with float32 scales or in a traced graph: add it in activate"
+        )
     if private_api.is_traced():
         check_early_weights(early_weights)
         given = (a, b1, a_scale, b1_scale) + (() if b2 is None else (b2, b2_scale))
@@ -112,10 +121,10 @@ def grouped_dual_gemm(
     if b2 is not None:
         more, others = flat_inputs((b2, b2_scale), None, None) if is_list else ((), [b2, b2_scale])
         counts = (counts, more)
-    inputs += [x for x in (alpha1, *others, alpha2, out_global_scale) if x is not None]
+    inputs += [x for x in (alpha1, *others, alpha2, bias, out_global_scale) if x is not None]
 
     absent = (
-        a_scale is None, row_scale is None, alpha1 is None, alpha2 is None, out_global_scale is None,
+        a_scale is None, row_scale is None, alpha1 is None, alpha2 is None, bias is None, out_global_scale is None,
     )  # fmt: skip
     choices, formats = (activation, limit, weight_layout), (a_format, b_format)
 
@@ -131,7 +140,7 @@ def grouped_dual_gemm(
             (scale_layout, gate, config, backend, early_weights),
         )
         return grouped_task(
-            a, a_scale, a_format, weights, (offs, masked_m), result, *how, row_scale=row_scale
+            a, a_scale, a_format, weights, (offs, masked_m), result, *how, row_scale=row_scale, bias=bias
         )
 
     is_composed = composed_dual.is_composed(a_scale, formats, backend, a, b1)

@@ -194,8 +194,12 @@ def grouped_task(
     backend: str,
     early_weights: bool = False,
     row_scale: Any = None,
+    bias: torch.Tensor | None = None,
 ) -> tuple[Task, list[torch.Tensor]]:
-    """Returns the checked task of a grouped operation of any form, and the tensors that it writes."""
+    """Returns the checked task of a grouped operation of any form, and the tensors that it writes.
+
+    bias: of a dual GEMM; see ``grouped_dual_gemm``.
+    """
     check_config(config)
     check_early_weights(early_weights)
     if all(x is None for x in sizes):
@@ -207,6 +211,8 @@ def grouped_task(
             a, a_scale, weights, sizes, result, scale_layout, gate, a_format
         )
         outs = outs if result.out is not None else as_stored(outs, result.format)
+    if bias is not None:
+        problem, operands = grouped.with_bias(problem, operands, bias)
     if operands.activations:
         gpu = backends.gpu_of(backend, operands.device)
         return WeightOnlyTask.of(problem, operands, config, gpu), outs
