@@ -245,7 +245,9 @@ def of_products(rows: torch.Tensor, weight_layout: str) -> tuple[torch.Tensor, t
 
     weight_layout: see :func:`grouped_dual_gemm_reference`; "separate" has the order of "concatenated".
     """
-    width = {"interleaved_64_up_first": 64, "interleaved_32_gate_first": 32}.get(weight_layout, len(rows) // 2)
+    width = {"interleaved_64_up_first": 64, "interleaved_32_gate_first": 32}.get(
+        weight_layout, len(rows) // 2
+    )
     halves = [half.flatten() for half in rows.view(-1, 2, width).unbind(1)]
     gate, up = halves[::-1] if weight_layout == "interleaved_64_up_first" else halves
     return gate, up

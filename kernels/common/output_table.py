@@ -6,7 +6,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32, Int64
 
-from nvfp4_cute.planning.arch.base import INTERLEAVE
+from nvfp4_cute.planning.config import INTERLEAVE
 
 from .group_table import WorkTile, select_slot
 
@@ -96,7 +96,7 @@ def load_dual_bias(bias: cute.Pointer, columns: list, num_columns: Int32, weight
 
     Args:
         bias: result of :func:`group_bias`, in the order of the weights' rows; of separate weights the gate's, then up's.
-        columns: output columns. Those after the last one read the last one's bias; nobody uses their results.
+        columns: output columns; the last one's bias stands for columns after it, whose results nobody uses.
         num_columns: output columns of the group.
         weight_layout: layout of the weights.
     """

@@ -14,8 +14,8 @@ from cutlass import Float32, Int32, Uint32
 from cutlass.cute.nvgpu import tcgen05
 
 from nvfp4_cute.formats.block_format import BlockFormat
-from nvfp4_cute.planning.arch.sm100.limits import EPI_TILE_N, INTERLEAVE, MMA_CTA_M, TmemMap
-from nvfp4_cute.planning.config import KernelConfig
+from nvfp4_cute.planning.arch.sm100.limits import EPI_TILE_N, MMA_CTA_M, TmemMap
+from nvfp4_cute.planning.config import INTERLEAVE, KernelConfig
 
 from ..common import ptx
 from ..common.activation import gate
@@ -311,9 +311,7 @@ def run_epilogue(args: EpilogueArgs, first_tile: Int32, stride: Int32):
                         )
                         factors = [Float32(1.0)] * num_products
                     if cutlass.const_expr(bias is not None and num_products > 1):
-                        products = slices_plus_biases(
-                            products, factors, bias, slice_idx + j, config.swap_ab
-                        )
+                        products = slices_plus_biases(products, factors, bias, slice_idx + j, config.swap_ab)
                         factors = [Float32(1.0)] * num_products
                     result = combine(products, factors, args.activation, limit)
                 if cutlass.const_expr(bias is not None and num_products == 1):

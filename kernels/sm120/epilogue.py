@@ -170,7 +170,9 @@ def _load_bias(
             for e in (0, 1)
         ]
     loaded = [
-        load_bias(bias + operand * side.extent if operand else bias, [side.first_row + first + place], side.extent)
+        load_bias(
+            bias + operand * side.extent if operand else bias, [side.first_row + first + place], side.extent
+        )
         for operand, place in own
     ]
     return [value for (value,) in loaded]

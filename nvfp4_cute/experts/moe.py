@@ -101,9 +101,9 @@ def compute(
     """Computes the layer that a record describes; other arguments and errors are those of ``moe``.
 
     Rounding happens four times: rows to their format twice, the second product's rows to ``x``'s dtype, and the result. A
-    ``grouped_gemm`` and ``activate`` replace ``grouped_dual_gemm`` with biases, without a gate, or where it cannot read
-    the weights' rows. (On sm_90a a product may dequantize its rows in a launch of its own.) torch allocates buffers for T * k
-    rows.
+    ``grouped_gemm`` and ``activate`` replace ``grouped_dual_gemm`` without a gate, where it cannot read the weights' rows,
+    or with biases of weights that have float32 scales. (On sm_90a a product may dequantize its rows in a launch of its own.)
+    torch allocates buffers for T * k rows.
 
     8-bit hidden rows take a launch of their own after the activation, unless the first product quantizes them ("fp8_1x128" on
     GPUs whose dual kernel can). Before it, they are in float32 if ``grouped_dual_gemm`` computed them for "fp8_1x128" or "int8",

@@ -8,9 +8,12 @@ import torch
 from nvfp4_cute.formats.block_format import NVFP4, BlockFormat
 from nvfp4_cute.formats.block_scaled import BlockScaledTensor
 from nvfp4_cute.formats.exact_fp8 import mxfp4_for_fp8
+from nvfp4_cute.operands.rules import check_choice
 from nvfp4_cute.ops.quantize import quantize
 
 LINE_BYTES = 128
+# Rows of the gate, and then of up, that follow each other in the layout "interleaved_32_gate_first".
+TURN_ROWS = 32
 # Largest padding, as a fraction of a row, that is added so that the next row begins a cache line.
 MOST_PADDING = 1 / 8
 
@@ -49,11 +52,51 @@ class ExpertWeights:
         made = mxfp4_for_fp8(whole)
         return ExpertWeights(made.data, made.scale, None, made.format)
 
+    def in_turns(self, layout: str = "concatenated") -> "ExpertWeights":
+        """Copies weights of gate and up into the layout "interleaved_32_gate_first", in which one launch multiplies any width.
+
+        One launch reads "concatenated" halves only if each has a multiple of 128 rows, and "interleaved" rows never. :func:`in_turns`
+        does the same to biases.
+
+        Args:
+            layout: layout of the weights, "concatenated" or "interleaved".
+
+        Raises ValueError if scales are not in blocks, or gate and up do not have a multiple of 32 rows each.
+        """
+        if self.format.scale_layout != "blocked":
+            raise ValueError(f"{self.format.title} has row-major scales; its rows stay in their layout")
+        n = self.shape[1]
+        # Row 32 j + i of an atom has place (i, j) in [E, rn, rk, 32, 4, ...].
+        by_row = self.scale.view(torch.uint8).view(*self.scale.shape[:5], -1).permute(0, 1, 4, 3, 2, 5)
+        rows = by_row.flatten(1, 3)
+        rows = torch.cat([in_turns(rows[:, :n], layout), rows[:, n:]], 1)
+        scale = rows.view(by_row.shape).permute(0, 1, 4, 3, 2, 5).contiguous()
+        return ExpertWeights(
+            in_whole_lines(in_turns(self.data, layout)),
+            scale.view(self.scale.dtype).view(self.scale.shape),
+            self.global_scale,
+            self.format,
+        )
+
     @property
     def shape(self) -> tuple[int, int, int]:
         """(E, N, K)."""
         experts, n, row_bytes = self.data.shape
         return experts, n, self.format.elements(row_bytes)
+
+
+def in_turns(rows: torch.Tensor, layout: str = "concatenated") -> torch.Tensor:
+    """Copies rows of gate and up, [E, 2 N, ...], such as biases, so that 32 rows of the gate and 32 of up take turns.
+
+    layout: present layout, "concatenated" or "interleaved".
+    """
+    check_choice("layout", layout, ("concatenated", "interleaved"))
+    n = rows.shape[1] // 2
+    if rows.shape[1] % (2 * TURN_ROWS):
+        raise ValueError(f"{rows.shape[1]} rows; gate and up need a multiple of {TURN_ROWS} rows each")
+    halves = (rows[:, ::2], rows[:, 1::2]) if layout == "interleaved" else (rows[:, :n], rows[:, n:])
+    turns = [half.unflatten(1, (-1, TURN_ROWS)) for half in halves]
+    return torch.stack(turns, 2).flatten(1, 3)
 
 
 def in_whole_lines(data: torch.Tensor) -> torch.Tensor:

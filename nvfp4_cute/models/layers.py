@@ -13,6 +13,7 @@ from nvfp4_cute.errors import CheckpointError, UnsupportedProblem, UnsupportedTa
 from nvfp4_cute.experts import weights as moe_weights
 from nvfp4_cute.experts.checks import PER_ROW_ACTIVATIONS, has_row_scales, per_row_name
 from nvfp4_cute.experts.products import FUSED_ROWS
+from nvfp4_cute.experts.records import ExpertLayout, Weights
 from nvfp4_cute.formats.block_format import (
     FOUR_OVER_SIX,
     INT8,
@@ -43,7 +44,7 @@ from nvfp4_cute.nn.experts import (
     SortedExperts,
 )
 from nvfp4_cute.nn.linear import K_STEP, QuantizedLinear
-from nvfp4_cute.nn.moe import MoE
+from nvfp4_cute.nn.moe import MoE, as_kernels_read
 from nvfp4_cute.nn.products import KERNEL_DTYPE
 from nvfp4_cute.nn.rounded import PreparedInput, PreparedRows, RoundedInput
 from nvfp4_cute.nn.weights import has_products
@@ -344,9 +345,11 @@ def _whole_experts(
         return None
     own = KERNEL_DTYPE if dtype == torch.float32 else dtype  # dtype of rows, and so of biases
     bias13, bias2 = (None if b is None else b.to(device, own) for b in (stored.w13_bias, stored.w2_bias))
+    layout: ExpertLayout = "concatenated" if stored.has_gate else "none"
+    first, bias13, layout = _for_one_launch(first, bias13, layout, rounding)
     whole = MoE.from_quantized(
         first, second, bias13=bias13, bias2=bias2, activations=rounding or "16bit", activation=activation,
-        weight_layout="concatenated" if stored.has_gate else "none", dtype=own, backend=backend,
+        weight_layout=layout, dtype=own, backend=backend,
     )  # fmt: skip
     return ModelExperts(whole)
 
@@ -462,12 +465,27 @@ def _moe_module(
     if stored.scheme.activations:
         given = {"input_scale": stored.w13_input, "hidden_scale": stored.w2_input}
         scales = {} if has_row_scales(rows) else given
+    layout: ExpertLayout = "concatenated" if stored.has_gate else "none"
+    first, bias13, layout = _for_one_launch(weights(own_weights[0], factors), bias13, layout, rows)
     return MoE.from_quantized(
-        weights(own_weights[0], factors), weights(own_weights[1], stored.w2_global), bias13=bias13, bias2=bias2,
-        activations=rows or "16bit", activation=activation,
-        weight_layout="concatenated" if stored.has_gate else "none",
+        first, weights(own_weights[1], stored.w2_global), bias13=bias13, bias2=bias2,
+        activations=rows or "16bit", activation=activation, weight_layout=layout,
         dtype=own, backend=backend, **scales,
     )  # fmt: skip
+
+
+def _for_one_launch(
+    w13: Weights, bias13: torch.Tensor | None, layout: ExpertLayout, rows: str | None
+) -> tuple[Weights, torch.Tensor | None, ExpertLayout]:
+    """Returns gate and up, their biases and their layout in the order that one launch multiplies, where there is one.
+
+    Kernels that read 16-bit rows, and that of FP8 rows, are as fast in either layout.
+    """
+    is_one = layout == "none" or w13.shape[1] % FUSED_ROWS == 0 or w13.shape[1] % (2 * moe_weights.TURN_ROWS)
+    if is_one or rows not in (None, "16bit", FP8_1xK.name) or w13.format.scale_layout != "blocked":
+        return w13, bias13, layout
+    bias13 = None if bias13 is None else moe_weights.in_turns(bias13)
+    return as_kernels_read(w13).in_turns(), bias13, "interleaved_32_gate_first"
 
 
 def _split(stored: StoredExperts) -> list[tuple[BlockScaledTensor, torch.Tensor | None, torch.Tensor | None]]:

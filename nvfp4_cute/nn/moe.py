@@ -129,7 +129,7 @@ class MoE(NamesFormats):
             layer.mlp = Block(layer.mlp, model.config.num_experts_per_tok)
 
     To use the released weights of gpt-oss, whose MXFP4 ``blocks`` [E, 2 I, H/32, 16] and ``scales`` [E, 2 I, H/32] alternate
-    rows of gate and up::
+    rows of gate and up (``ExpertWeights.in_turns`` changes their order, for one launch fewer)::
 
         def weights(blocks, scales):
             shape = (*blocks.shape[:2], 32 * blocks.shape[2])
@@ -297,7 +297,7 @@ class MoE(NamesFormats):
         check_expert_weights("w13", w13)
         check_expert_weights("w2", w2)
         _pair((w13.format, w2.format))
-        w13, w2 = (_as_kernels_read(w) for w in (w13, w2))
+        w13, w2 = (as_kernels_read(w) for w in (w13, w2))
         if w13.format == MXFP4 and options.get("activations") in ("fp8", "fp8_1xk"):
             w13, w2 = w13.for_fp8(), w2.for_fp8()
         formats = w13.format, w2.format
@@ -528,7 +528,7 @@ def _check_format(name: str, format: BlockFormat) -> None:
         raise ValueError(f"{name} is {format.title}; use {' or '.join(known)}")
 
 
-def _as_kernels_read(weights: Any) -> ExpertWeights:
+def as_kernels_read(weights: Any) -> ExpertWeights:
     """Converts weights to the layout of kernels, with blocked scales where the format has these."""
     _check_format("the format of weights", weights.format)
     if isinstance(weights, BlockScaledTensor):

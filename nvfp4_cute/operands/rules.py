@@ -573,7 +573,9 @@ def check_bias(bias: torch.Tensor | None, n: int, num_groups: int | None = None)
             f"bias has shape {list(bias.shape)}; expected {letters} = {shape}, a number for each row of b"
         )
     if not bias.is_contiguous():
-        raise ValueError(f"bias has strides {list(bias.stride())}; it has to be contiguous: bias.contiguous()")
+        raise ValueError(
+            f"bias has stride {', '.join(map(str, bias.stride()))}; it has to be contiguous: bias.contiguous()"
+        )
     check_aligned("bias", bias, bias.element_size())
 
 

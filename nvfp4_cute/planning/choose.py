@@ -6,8 +6,8 @@ from typing import Any
 from nvfp4_cute.errors import ConfigError, UnsupportedProblem
 from nvfp4_cute.formats.block_format import NVFP4_PAIR, BlockFormat, Formats
 from nvfp4_cute.planning.arch import check_results, family_of, mmas_of
-from nvfp4_cute.planning.arch.base import INTERLEAVE, Family, check_pair
-from nvfp4_cute.planning.config import KernelConfig
+from nvfp4_cute.planning.arch.base import Family, check_pair
+from nvfp4_cute.planning.config import INTERLEAVE, KernelConfig
 from nvfp4_cute.planning.rows import rounded_rows
 from nvfp4_cute.problem import Form, Gate, GroupedProblem, WeightLayout, num_weights
 

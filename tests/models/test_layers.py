@@ -7,11 +7,11 @@ import pytest
 import torch
 from checkpoint_files import MODELOPT, experts, write
 
-from nvfp4_cute import quantize, set_batch_invariant
+from nvfp4_cute import MXFP4, MoE, quantize, set_batch_invariant
 from nvfp4_cute.activation import Activation
 from nvfp4_cute.errors import CheckpointError
 from nvfp4_cute.models.checkpoints import Checkpoint
-from nvfp4_cute.models.checkpoints.stored import Scheme, StoredLinear
+from nvfp4_cute.models.checkpoints.stored import Scheme, StoredExperts, StoredLinear
 from nvfp4_cute.models.layers import embedding_module, experts_module, linear_module
 from nvfp4_cute.nn.experts import ModelExperts, SortedExperts
 
@@ -81,6 +81,42 @@ def test_biases_of_a_model_in_float32():
         for dtype in (torch.float32, torch.bfloat16)
     )
     assert y.dtype == torch.float32 and torch.equal(y.bfloat16(), expected)
+
+
+@torch.no_grad()
+def test_gate_and_up_of_any_width_take_one_launch():
+    """Rows of gate and up, and their biases, take turns where one launch cannot read two halves."""
+    generator = torch.Generator().manual_seed(0)
+    w13, w2 = (torch.randn(3, n, k, generator=generator) / 8 for n, k in ((192, 128), (128, 96)))
+    sides = [quantize(w, format=MXFP4, scale_layout="rowmajor") for w in (w13, w2)]
+    bias13, bias2 = (torch.randn(3, n, generator=generator).bfloat16() for n in (192, 128))
+    stored = StoredExperts(
+        "experts",
+        Scheme("MXFP4", "mxfp4", None),
+        parts[0],
+        None,
+        parts[1],
+        None,
+        None,
+        None,
+        bias13,
+        bias2,
+        has_gate=True,
+    )
+    module = experts_module(stored, Activation("swiglu_oai", 7.0), dtype=torch.bfloat16, device="cpu")
+    layer = module.experts
+    assert layer.weight_layout == "interleaved_32_gate_first"
+    x, ids, weights = (
+        torch.randn(4, 128, generator=generator).bfloat16(),
+        torch.tensor([[0], [2], [1], [1]]),
+        torch.ones(4, 1),
+    )
+    want = MoE.from_quantized(
+        *sides, bias13=bias13, bias2=bias2, activations="16bit", activation=Activation("swiglu_oai", 7.0)
+    )
+    assert want.weight_layout == "concatenated"
+    exact = want(x, ids, weights)  # the other layer rounds gate and up to bfloat16
+    assert (module(x, ids, weights) - exact).norm() < 0.01 * exact.norm()
 
 
 @pytest.mark.parametrize("own", [{"order": torch.arange(64).flip(0)}, {"pre_scale": torch.full((64,), 2.0)}])

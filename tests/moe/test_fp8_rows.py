@@ -41,7 +41,6 @@ def test_rows_are_quantized_once_for_all_choices(tokens):
 
 @pytest.mark.parametrize("has_bias", [False, True])
 def test_layer(has_bias):
-    """With a bias, the activation takes a launch of its own."""
     x, (ids, factors), (w13, w2) = some(5, HIDDEN).bfloat16(), choices(5), weights()
     bias = some(EXPERTS, 2 * WIDTH).bfloat16() if has_bias else None
     activation = nv.Activation("swiglu_oai", 7.0)

@@ -27,6 +27,8 @@ def test_few_choices_take_three_launches(arch, tokens, top_k, experts):
     generator = torch.Generator().manual_seed(0)
     added = {"shared": torch.randn(tokens, 64, generator=generator).bfloat16(), "first_expert": 3}
     added["bias2"] = torch.randn(experts, 64, generator=generator).bfloat16()
+    if tokens > 1:
+        added["bias13"] = torch.randint(-2, 3, (experts, 256), generator=generator).bfloat16()
     layer = layer_of(tokens, top_k, experts, **added)
     layer.ids = layer.ids.long() if tokens > 1 else layer.ids
     with observe(check=True) as observer:

@@ -113,7 +113,7 @@ def naive(layer: Layer) -> torch.Tensor:
     first, layout = options.get("first_expert", 0), options.get("weight_layout", "concatenated")
     experts = layer.w13.shape[0]
     product = weight_only_product if options.get("activations") == "16bit" else quantized_product
-    fused = options.get("bias13") is None and layout == "concatenated" and layer.w13.shape[1] % 256 == 0
+    fused = layout == "concatenated" and layer.w13.shape[1] % 256 == 0
     expand = lambda w, e: expand_operand(
         w.data[e], w.scale[e].reshape(-1).view(torch.uint8), "blocked", w.format
     ).double()

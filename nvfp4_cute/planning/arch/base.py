@@ -29,8 +29,6 @@ KERNEL_PARAM_BYTES = 32764
 GROUP_BYTES = 6 * 4 + 2 * 8
 ADDRESS_BYTES = 8
 TENSOR_MAP_BYTES = 128
-# Rows by which one operand interleaves the weights of a dual GEMM's products.
-INTERLEAVE = {"interleaved_64_up_first": 64, "interleaved_32_gate_first": 32}
 # Other kernel parameters of every launch: MMA flags, coordinate shapes, tile count, alpha, and alignment.
 PARAM_BYTES_FIXED = 256
 
@@ -298,7 +296,7 @@ class Family(Protocol):
         """Returns why this family cannot build ``config``, with the nearest legal value; None if it can."""
 
     def interleave_reason(self, config: KernelConfig, weight_layout: str) -> str | None:
-        """Returns why weights of ``INTERLEAVE`` cannot be computed with ``config``; None if they can."""
+        """Returns why weights of ``config.INTERLEAVE`` cannot be computed with ``config``; None if they can."""
 
     def quantized_reason(self, config: KernelConfig, format: BlockFormat) -> str | None:
         """Returns why results of a format cannot be computed with ``config``; None if they can."""
@@ -344,7 +342,7 @@ class Family(Protocol):
 
         Args:
             num_b: weight operands: 2 for a dual GEMM whose weights are not interleaved.
-            weight_layout: "separate", or one of ``INTERLEAVE``.
+            weight_layout: "separate", or one of ``config.INTERLEAVE``.
             out_format: format of quantized results; None for other results.
             form: form of the operands.
             formats: formats of ``a`` and ``b``.
