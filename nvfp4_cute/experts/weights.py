@@ -55,8 +55,8 @@ class ExpertWeights:
     def in_turns(self, layout: str = "concatenated") -> "ExpertWeights":
         """Copies weights of gate and up into the layout "interleaved_32_gate_first", in which one launch multiplies any width.
 
-        One launch reads "concatenated" halves only if each has a multiple of 128 rows, and "interleaved" rows never. :func:`in_turns`
-        does the same to biases.
+        One launch reads "concatenated" halves only if each has a multiple of 128 rows, and "interleaved" rows never.
+        :func:`in_turns` copies biases into this order.
 
         Args:
             layout: layout of the weights, "concatenated" or "interleaved".

@@ -93,9 +93,9 @@ def test_gate_and_up_of_any_width_take_one_launch():
     stored = StoredExperts(
         "experts",
         Scheme("MXFP4", "mxfp4", None),
-        parts[0],
+        sides[0],
         None,
-        parts[1],
+        sides[1],
         None,
         None,
         None,
