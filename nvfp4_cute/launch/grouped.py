@@ -195,6 +195,6 @@ class GroupedTask(GroupsTask):
         return grouped_dual_gemm_reference(
             [a], b, b2, [a_scale], b_scale, b2_scale, alpha, alpha2, dtype,
             activation=problem.activation, limit=problem.limit, weight_layout=problem.weight_layout,
-            bias=None if operands.bias is None else operands.bias[g : g + 1], row_scale=row_scale,
+            bias=None if operands.bias is None else [operands.bias[g]], row_scale=row_scale,
             a_format=problem.a_format, b_format=problem.b_format,
         )[0]  # fmt: skip

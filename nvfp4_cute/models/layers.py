@@ -346,9 +346,9 @@ def _whole_experts(
     own = KERNEL_DTYPE if dtype == torch.float32 else dtype  # dtype of rows, and so of biases
     bias13, bias2 = (None if b is None else b.to(device, own) for b in (stored.w13_bias, stored.w2_bias))
     layout: ExpertLayout = "concatenated" if stored.has_gate else "none"
-    first, bias13, layout = _for_one_launch(first, bias13, layout, rounding)
+    w13, bias13, layout = _for_one_launch(first, bias13, layout, rounding)
     whole = MoE.from_quantized(
-        first, second, bias13=bias13, bias2=bias2, activations=rounding or "16bit", activation=activation,
+        w13, second, bias13=bias13, bias2=bias2, activations=rounding or "16bit", activation=activation,
         weight_layout=layout, dtype=own, backend=backend,
     )  # fmt: skip
     return ModelExperts(whole)
