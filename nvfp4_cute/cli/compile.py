@@ -6,6 +6,7 @@ The folder is a cache (``disk_cache``), which may be read-only. NVFP4_CUTE_CACHE
 import argparse
 import sys
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from nvfp4_cute.compile.keys import KernelKey
 from nvfp4_cute.compile.parallel import ensure_all
 from nvfp4_cute.compile.simt_keys import FewRowsKey, GemvKey, GlobalScaleKey, QuantizeKey, W4A16Key
 from nvfp4_cute.errors import CacheError, UnsupportedProblem
-from nvfp4_cute.formats.block_format import INT8_PAIR, NVFP4_PAIR, Formats
+from nvfp4_cute.formats.block_format import INT8_PAIR
 from nvfp4_cute.launch.plan import check_list_groups
 from nvfp4_cute.operands.rules import check_result_of_pair
 from nvfp4_cute.ops.global_scale import MAX_TIMES
@@ -29,11 +30,7 @@ from nvfp4_cute.planning.choose import candidates
 from nvfp4_cute.planning.config import KernelConfig
 from nvfp4_cute.problem import (
     RESULT_FORMATS,
-    Activation,
-    Form,
     Gate,
-    OutDtype,
-    WeightLayout,
     dtype_name,
     num_weights,
     result_format,
@@ -47,25 +44,15 @@ def run(args: argparse.Namespace) -> int:
             wanted = list(_of_model(args.model, args.arch, args.activations))
         return compile_all(wanted, args.out, args.jobs)
     configs = [KernelConfig.from_name(name) for name in args.config] if args.config else None
-    wanted = [
-        key
-        for arch in args.arch
-        for key in keys(
-            args.operations or _usual(arch, args.dtype),
-            arch,
-            groups=args.groups,
-            configs=configs,
-            form=args.form,
-            activation=args.activation,
-            dtype=args.dtype if args.dtype in RESULT_FORMATS else getattr(torch, args.dtype),
-            has_alpha=args.alpha,
-            early_weights=args.early_weights,
+    wanted = []
+    for arch in args.arch:
+        key = KernelKey(
+            arch, KernelConfig(), 1, out_dtype=args.dtype if args.dtype in RESULT_FORMATS else getattr(torch, args.dtype),
+            has_alpha=args.alpha, form=args.form, activation=args.activation, weight_layout=args.weight_layout,
+            has_limit=args.limit, early_weights=args.early_weights, a_format=args.formats[0], b_format=args.formats[1],
             bias_dtype=args.bias and getattr(torch, args.bias),
-            weight_layout=args.weight_layout,
-            has_limit=args.limit,
-            formats=args.formats,
-        )
-    ]
+        )  # fmt: skip
+        wanted += keys(args.operations or _usual(arch, args.dtype), key, args.groups, configs)
     versions = installed.versions()
     for arch in dict.fromkeys(args.arch):
         problem = installed.toolkit_problem(arch, versions)
@@ -100,72 +87,43 @@ def _usual(arch: str, dtype: str) -> Sequence[str]:
 
 def keys(
     operations: Sequence[str],
-    arch: str,
-    *,
-    groups: Sequence[int],
-    configs: Sequence[KernelConfig] | None,
-    form: Form,
-    activation: Activation,
-    dtype: OutDtype,
-    has_alpha: bool,
-    weight_layout: WeightLayout = "separate",
-    has_limit: bool = False,
-    formats: Formats = NVFP4_PAIR,
-    bias_dtype: torch.dtype | None = None,
-    early_weights: bool = False,
+    wanted: KernelKey,
+    groups: Sequence[int] = (1,),
+    configs: Sequence[KernelConfig] | None = None,
 ) -> Iterator[Any]:
     """Iterates over the keys to compile for one architecture.
 
     Args:
         operations: entries of ``OPERATIONS``.
-        arch: the architecture.
+        wanted: architecture, form, dtype of outputs and of values to quantize, factor, bias and formats; activation, layout and
+            limit of the dual GEMM, which has no bias; ``early_weights``, for GEMMs whose kernels support it.
         groups: numbers of groups of GEMMs; in forms other than list, one kernel serves any number.
         configs: configs of GEMMs; None for all that an estimate may choose.
-        form: form of ``grouped_gemm`` and of the dual GEMM.
-        activation: activation of the dual GEMM.
-        dtype: dtype of outputs and of values to quantize; for GEMMs also the name of a format.
-        has_alpha: whether products read a factor.
-        weight_layout, has_limit: options of the dual GEMM.
-        formats: formats of ``a`` and ``b`` of GEMMs.
-        bias_dtype: dtype of the bias of products, except dual ones, which have none; None for no bias.
-        early_weights: for GEMMs whose kernels support it.
 
     Raises:
         UnsupportedTarget, ConfigError, UnsupportedProblem: a kernel does not exist, or there are more groups than it can hold.
         ValueError: an operation does not exist, or quantize does not support the dtype.
     """
-    counts = groups if form == "list" else (1,)
+    arch, dtype, has_alpha, bias_dtype = wanted.arch, wanted.out_dtype, wanted.has_alpha, wanted.bias_dtype
+    counts = groups if wanted.form == "list" else (1,)
     if {"grouped_gemm", "grouped_dual_gemm"} & set(operations):
-        check_result_of_pair(dtype, formats)
-    shared: dict[str, Any] = dict(zip(("a_format", "b_format"), formats, strict=True))
-    shared["early_weights"] = early_weights
-    is_quantized = result_format(dtype) is not None
+        check_result_of_pair(dtype, (wanted.a_format, wanted.b_format))
+    activation = wanted.activation or "silu"
+    gates: dict[str, tuple[Gate | None, dict[str, Any]]] = {
+        "grouped_gemm": (None, {"activation": None, "weight_layout": "separate", "has_limit": False}),
+        "grouped_dual_gemm": (
+            Gate(activation, None, wanted.weight_layout), {"activation": activation, "bias_dtype": None},
+        ),
+    }  # fmt: skip
     for operation in operations:
         if operation not in OPERATIONS:
             raise ValueError(f"{operation!r} is none of {', '.join(OPERATIONS)}")
-        if operation == "grouped_gemm":
-            for count, config in product(counts, configs or _choices(arch, form, dtype, None, formats)):
-                check_list_groups(count, 1, is_quantized)
-                yield KernelKey(
-                    arch, config, count, dtype, has_alpha, form, **shared, bias_dtype=bias_dtype
-                ).validated()
-        elif operation == "grouped_dual_gemm":
-            gate = Gate(activation, None, weight_layout)
-            for count, config in product(counts, configs or _choices(arch, form, dtype, gate, formats)):
-                check_list_groups(count, num_weights(True, weight_layout), is_quantized)
-                yield KernelKey(
-                    arch,
-                    config,
-                    count,
-                    dtype,
-                    has_alpha,
-                    form,
-                    False,
-                    activation,
-                    weight_layout,
-                    has_limit,
-                    **shared,
-                ).validated()
+        if operation in gates:
+            gate, fields = gates[operation]
+            num_b = num_weights(gate is not None, wanted.weight_layout)
+            for count, config in product(counts, configs or _choices(wanted, gate)):
+                check_list_groups(count, num_b, result_format(dtype) is not None)
+                yield replace(wanted, config=config, num_groups=count, **fields).validated()
         elif not isinstance(dtype, torch.dtype):
             raise ValueError(f"{operation} writes no {dtype}: leave it out with --dtype {dtype}")
         elif operation == "gemv":
@@ -195,20 +153,19 @@ def _finding_keys(arch: str, dtype: torch.dtype) -> Iterator[QuantizeKey | Globa
             yield GlobalScaleKey(arch, dtype, is_small, num_times)
 
 
-def _choices(
-    arch: str, form: Form, dtype: OutDtype, gate: Gate | None, formats: Formats
-) -> Sequence[KernelConfig]:
+def _choices(wanted: KernelKey, gate: Gate | None) -> Sequence[KernelConfig]:
     """Returns all configs that an estimate may choose for a GEMM. Raises UnsupportedProblem if there is none."""
-    found = candidates(arch, form, result_format(dtype), gate, formats)
+    formats = wanted.a_format, wanted.b_format
+    found = candidates(wanted.arch, wanted.form, result_format(wanted.out_dtype), gate, formats)
     if not found:
-        a, b = formats
         what, fix = "GEMM", "choose another --dtype or --formats"
         if gate is not None:
             what = "dual GEMM"
             if formats == INT8_PAIR:
                 fix = "dual products of integers are two of grouped_gemm with --dtype float32: compile that"
         raise UnsupportedProblem(
-            f"{arch} has no {what} of {a} x {b} in form {form} with results of {dtype_name(dtype)}: {fix}"
+            f"{wanted.arch} has no {what} of {formats[0]} x {formats[1]} in form {wanted.form} with results of "
+            f"{dtype_name(wanted.out_dtype)}: {fix}"
         )
     return found
 

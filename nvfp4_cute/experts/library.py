@@ -20,8 +20,7 @@ def route(
     renormalize: bool,
     bias: torch.Tensor | None,
     correction_bias: torch.Tensor | None,
-    num_groups: int,
-    topk_groups: int,
+    groups: list[int],
     scale: float,
     ids: torch.Tensor | None,
     backend: str,
@@ -32,7 +31,7 @@ def route(
     run: Operation = eager
     return run(
         router_logits, top_k, scoring=scoring, renormalize=renormalize, bias=bias, correction_bias=correction_bias,
-        num_groups=num_groups, topk_groups=topk_groups, scale=scale, ids=ids, backend=backend,
+        groups=tuple(groups), scale=scale, ids=ids, backend=backend,
     )  # fmt: skip
 
 

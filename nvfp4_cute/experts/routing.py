@@ -35,8 +35,7 @@ def route(
     renormalize: bool = True,
     bias: torch.Tensor | None = None,
     correction_bias: torch.Tensor | None = None,
-    num_groups: int = 1,
-    topk_groups: int = 1,
+    groups: tuple[int, int] = (1, 1),
     scale: float = 1.0,
     ids: torch.Tensor | None = None,
     backend: str = "auto",
@@ -54,7 +53,7 @@ def route(
     - Qwen3-MoE, Mixtral: softmax, then top-k, with ``renormalize=True``, which equals a softmax of the chosen logits. gpt-oss
       also has its router's ``bias``.
     - Llama-4: ``scoring="sigmoid", top_k=1, renormalize=False``.
-    - DeepSeek-V3: ``scoring="sigmoid", correction_bias=..., num_groups=8, topk_groups=4, scale=2.5``. Score + correction
+    - DeepSeek-V3: ``scoring="sigmoid", correction_bias=..., groups=(8, 4), scale=2.5``. Score + correction
       decides the choice, within the groups that have the largest sums of their two best experts; weights are scores without the
       correction.
     - GLM-5, Kimi-K3, MiniMax-M3, Nemotron-3: like DeepSeek-V3, with one group.
@@ -68,8 +67,8 @@ def route(
         renormalize: whether a token's weights are divided by their sum (plus 1e-20).
         bias: float32 [E], added to the logits, as in a linear layer.
         correction_bias: float32 [E], added to the scores only for the choice.
-        num_groups: groups of E / num_groups experts, at most 32.
-        topk_groups: number of groups from which experts are chosen.
+        groups: (number of groups into which the E experts are divided, at most 32; number of groups from which a token's
+            experts are chosen).
         scale: factor of all weights.
         ids: given experts of each token, integers [T, top_k]; ``route`` then only computes their weights. int32 avoids a
             conversion.
@@ -86,12 +85,14 @@ def route(
     """
     if private_api.is_traced():  # the custom op that a traced graph keeps
         return torch.ops.nvfp4_cute.route(
-            router_logits, top_k, scoring, renormalize, bias, correction_bias, num_groups, topk_groups, scale, ids, backend
+            router_logits, top_k, scoring, renormalize, bias, correction_bias, groups, scale, ids, backend
         )  # fmt: skip
-    checks.check_integers(top_k=top_k, num_groups=num_groups, topk_groups=topk_groups)
+    if not isinstance(groups, tuple) or len(groups) != 2:
+        raise TypeError(f"groups={groups!r} is not a pair; pass (groups of experts, groups to choose from)")
+    checks.check_integers(top_k=top_k, groups=groups[0], chosen_groups=groups[1])
     if not isinstance(scale, int | float):
         raise TypeError(f"scale={scale!r} is not a number; pass the factor of the weights")
-    choices = (top_k, scoring, renormalize, num_groups, topk_groups, scale)
+    choices = (top_k, scoring, renormalize, *groups, scale)
     if isinstance(ids, torch.Tensor):
         ids = kernel_ids(ids, "ids").int()
     given = (router_logits, bias, correction_bias, ids)
@@ -136,7 +137,7 @@ def _check_given(given: torch.Tensor, shape: tuple[int, int], has_choice: bool) 
         raise ValueError(f"ids has shape {list(given.shape)}; expected [T, top_k] = {list(shape)}")
     if has_choice:
         raise ValueError(
-            "ids choose the experts, as correction_bias and topk_groups would; leave out ids, or both of these"
+            "ids choose the experts, as correction_bias and groups would; leave out ids, or both of these"
         )
 
 
@@ -149,10 +150,10 @@ def _check_counts(experts: int, top_k: int, num_groups: int, topk_groups: int) -
         )
     if not 1 <= num_groups <= WARP_SIZE or experts % num_groups:
         raise UnsupportedProblem(
-            f"num_groups={num_groups}: a divisor of E={experts}, at most {WARP_SIZE}, is needed"
+            f"groups=({num_groups}, {topk_groups}): the first is not a divisor of E={experts} up to {WARP_SIZE}"
         )
     if not 1 <= topk_groups <= num_groups:
-        raise ValueError(f"topk_groups={topk_groups} is not from 1 to num_groups={num_groups}")
+        raise ValueError(f"groups=({num_groups}, {topk_groups}): the second is not from 1 to {num_groups}")
 
 
 @dataclass(frozen=True)

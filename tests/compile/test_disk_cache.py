@@ -7,6 +7,7 @@ import sys
 import textwrap
 import time
 import warnings
+from dataclasses import replace
 from pathlib import Path
 from typing import get_args
 
@@ -34,6 +35,7 @@ from nvfp4_cute.ops.global_scale import find_global_scale
 from nvfp4_cute.ops.parts import gemv, grouped_gemm
 from nvfp4_cute.ops.quantize import find_and_quantize
 from nvfp4_cute.planning.arch import base, sm90, sm100
+from nvfp4_cute.planning.config import KernelConfig
 from nvfp4_cute.problem import WeightLayout
 
 KEY = GemvKey("sm_100a", torch.float16, False)
@@ -464,37 +466,27 @@ def test_a_global_scale_that_is_found_launches_what_the_verb_compiles(arch, monk
     ):
         with pytest.raises(Launched):
             call()
-    kinds = {"groups": (1,), "configs": None, "form": "list", "activation": "silu", "has_alpha": False}
-    found = set(ahead.keys(["quantize"], arch, dtype=torch.bfloat16, **kinds))
+    found = set(ahead.keys(["quantize"], KernelKey(arch, KernelConfig(), 1, torch.bfloat16, False)))
     assert len(set(launched)) == 6 and set(launched) <= found
 
 
 def test_what_the_compile_verb_compiles():
     """It compiles everything that an operation may choose, and what its options name."""
-    settings = {
-        "groups": (2, 8),
-        "configs": None,
-        "form": "list",
-        "activation": "relu2",
-        "dtype": torch.bfloat16,
-        "has_alpha": True,
-    }
-    found = list(ahead.keys(ahead.OPERATIONS, "sm_100a", **settings))
+    key = KernelKey("sm_100a", KernelConfig(), 1, torch.bfloat16, True, activation="relu2")
+    found = list(ahead.keys(ahead.OPERATIONS, key, (2, 8)))
     assert len(found) == 2 * (len(sm100.CANDIDATES) + len(sm100.DUAL_CANDIDATES)) + 1 + 1 + 3 + 2 * 16 + 12
     assert len({key.to_name() for key in found}) == len(found)
-    ragged = list(ahead.keys(["grouped_gemm"], "sm_100a", **settings | {"form": "ragged"}))
+    ragged = list(ahead.keys(["grouped_gemm"], replace(key, form="ragged"), (2, 8)))
     assert {key.num_groups for key in ragged} == {1} and {key.form for key in ragged} == {"ragged"}
-    quantized = settings | {"form": "masked", "dtype": "nvfp4", "weight_layout": get_args(WeightLayout)[1]}
-    duals = list(ahead.keys(["grouped_dual_gemm"], "sm_100a", **quantized, has_limit=True))
+    quantized = replace(key, form="masked", out_dtype="nvfp4", weight_layout=get_args(WeightLayout)[1])
+    duals = list(ahead.keys(["grouped_dual_gemm"], replace(quantized, has_limit=True)))
     assert {(key.form, key.out_dtype, key.has_limit) for key in duals} == {("masked", "nvfp4", True)}
     assert not any(key.config.swap_ab for key in duals)
     products = ["grouped_gemm", "gemv", "few_rows", "w4a16"]
-    biased = list(ahead.keys(products, "sm_100a", **settings, bias_dtype=torch.float16))
+    biased = list(ahead.keys(products, replace(key, bias_dtype=torch.float16), (2, 8)))
     assert {key.bias_dtype for key in biased} == {torch.float16}
     assert not {key.to_name() for key in biased} & {key.to_name() for key in found}
     with pytest.raises(ValueError, match="gemv writes no nvfp4"):
-        list(ahead.keys(["gemv"], "sm_100a", **quantized))
-    (chosen,) = ahead.keys(
-        ["grouped_gemm"], "sm_90a", **settings | {"groups": (3,), "configs": [sm90.DEFAULT_CONFIG]}
-    )
+        list(ahead.keys(["gemv"], quantized))
+    (chosen,) = ahead.keys(["grouped_gemm"], replace(key, arch="sm_90a"), (3,), [sm90.DEFAULT_CONFIG])
     assert chosen == KernelKey("sm_90a", sm90.DEFAULT_CONFIG, 3, torch.bfloat16, True).validated()

@@ -1,6 +1,7 @@
 """Grouped GEMMs of operands in other formats than NVFP4, for every supported pair of a family, on the emulator."""
 
 from contextlib import nullcontext
+from dataclasses import replace
 
 import pytest
 import torch
@@ -250,19 +251,12 @@ def test_a_name_tells_the_pair(arch, pair):
 
 def test_keys_of_compile_are_of_the_formats():
     pair = (nv.MXFP8_E4M3, nv.MXFP4)
-    options = {"groups": (2,), "configs": None, "form": "list", "activation": "silu", "dtype": torch.bfloat16}
-    found = list(
-        compile.keys(
-            ("grouped_gemm", "grouped_dual_gemm"), "sm_100a", has_alpha=False, formats=pair, **options
-        )
-    )
+    silu = {"activation": "silu", "a_format": pair[0]}
+    key = KernelKey("sm_100a", KernelConfig(), 1, torch.bfloat16, False, b_format=pair[1], **silu)
+    found = list(compile.keys(("grouped_gemm", "grouped_dual_gemm"), key, (2,)))
     assert found and all((key.a_format, key.b_format) == pair for key in found)
     with pytest.raises(nv.UnsupportedProblem, match="sm_100a: no kernel for nvfp4 x mxfp4"):
-        list(
-            compile.keys(
-                ("grouped_gemm",), "sm_100a", has_alpha=False, formats=(nv.NVFP4, nv.MXFP4), **options
-            )
-        )
+        list(compile.keys(("grouped_gemm",), replace(key, a_format=nv.NVFP4), (2,)))
 
 
 def test_a_repeated_call_asks_for_the_alignment_of_what_tma_pads():

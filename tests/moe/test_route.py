@@ -37,11 +37,11 @@ VARIANTS = {
     "not renormalized": (64, 6, {"renormalize": False}),
     "gpt-oss": (32, 4, {"bias": True, "dtype": torch.bfloat16}),
     "llama-4": (16, 1, {"scoring": "sigmoid", "renormalize": False, "dtype": torch.float16}),
-    "deepseek-v3": (256, 8, {"scoring": "sigmoid", "correction_bias": True, "num_groups": 8, "topk_groups": 4, "scale": 2.5}),
+    "deepseek-v3": (256, 8, {"scoring": "sigmoid", "correction_bias": True, "groups": (8, 4), "scale": 2.5}),
     "deepseek-v4": (160, 6, {"scoring": "sqrtsoftplus", "correction_bias": True, "scale": 1.5}),
     "hash layer": (160, 6, {"scoring": "sqrtsoftplus", "ids": True, "scale": 1.5}),
     "given, softmax": (72, 5, {"ids": True, "renormalize": False, "bias": True}),
-    "odd groups": (30, 3, {"scoring": "softmax", "num_groups": 10, "topk_groups": 2}),
+    "odd groups": (30, 3, {"scoring": "softmax", "groups": (10, 2)}),
     "softmax, corrected": (72, 6, {"correction_bias": True, "renormalize": False}),
     "many": (1000, 16, {"scale": 0.5}),
     "one": (1, 1, {}),
@@ -67,7 +67,7 @@ def test_variants(name, arch):
 
 @pytest.mark.parametrize("mode", ["lazy", "random:3"])
 def test_modes(mode):
-    check(some(9, 40, 2, ties=True), 5, mode=mode, num_groups=4, topk_groups=2)
+    check(some(9, 40, 2, ties=True), 5, mode=mode, groups=(4, 2))
 
 
 def test_the_most_experts_and_choices():
@@ -94,7 +94,7 @@ def test_nan_and_infinity():
         {},
         {"renormalize": False},
         {"scoring": "sigmoid"},
-        {"scoring": "sigmoid", "num_groups": 2, "topk_groups": 1},
+        {"scoring": "sigmoid", "groups": (2, 1)},
         {"correction_bias": torch.tensor([0.0, nan, 1.0, -1.0])},
     ):
         ids, weights = check(logits, 3, **options)
@@ -138,9 +138,7 @@ def test_deepseek_v3():
     mask = torch.zeros(50, 8, dtype=torch.bool).scatter_(1, groups, True).repeat_interleave(32, 1)
     indices = choice.masked_fill(~mask, -math.inf).topk(8).indices
     w = s.gather(1, indices)
-    ids, weights = route(
-        x, 8, scoring="sigmoid", correction_bias=bias, num_groups=8, topk_groups=4, scale=2.5
-    )
+    ids, weights = route(x, 8, scoring="sigmoid", correction_bias=bias, groups=(8, 4), scale=2.5)
     assert torch.equal(ids.long(), indices)
     close(weights, 2.5 * w / w.sum(1, keepdim=True))
 
@@ -181,8 +179,9 @@ def test_refusals():
         ((x.long(), 2), {}, TypeError, "dtype of router_logits"),
         ((x, 9), {}, UnsupportedProblem, "top_k=9"),
         ((torch.zeros(1, 1025), 2), {}, UnsupportedProblem, "E=1025"),
-        ((x, 2), {"num_groups": 3}, UnsupportedProblem, "a divisor of E=8"),
-        ((x, 2), {"num_groups": 2, "topk_groups": 3}, ValueError, "topk_groups=3"),
+        ((x, 2), {"groups": 2}, TypeError, "groups=2 is not a pair"),
+        ((x, 2), {"groups": (3, 1)}, UnsupportedProblem, "a divisor of E=8"),
+        ((x, 2), {"groups": (2, 3)}, ValueError, "the second is not from 1 to 2"),
         (
             (x, 2),
             {"ids": torch.zeros(2, 3, dtype=torch.int32)},

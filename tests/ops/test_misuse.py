@@ -167,8 +167,8 @@ def test_refusals_name_records_as_code_does():
     [
         {"top_k": 1.0},
         {"top_k": "2"},
-        {"num_groups": 2.0},
-        {"topk_groups": True},
+        {"groups": (2.0, 1)},
+        {"groups": (2, True)},
         {"scale": float("nan")},
         {"scale": 10**400},
     ],

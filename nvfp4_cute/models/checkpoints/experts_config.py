@@ -49,13 +49,12 @@ class RouterConfig:
     """Arguments of ``route`` that follow from config.json: ``route(logits, top_k, **asdict(config))``.
 
     Attributes:
-        scoring, renormalize, num_groups, topk_groups, scale: see ``route``.
+        scoring, renormalize, groups, scale: see ``route``.
     """
 
     scoring: Scoring = "softmax"
     renormalize: bool = True
-    num_groups: int = 1
-    topk_groups: int = 1
+    groups: tuple[int, int] = (1, 1)
     scale: float = 1.0
 
     @classmethod
@@ -71,7 +70,7 @@ class RouterConfig:
             return None
         renormalize = _first(text, NORMALIZING_KEYS, model not in NOT_NORMALIZING_MODELS)
         scale = float(_first(text, ("routed_scaling_factor",), 1.0))
-        return cls(scoring, renormalize, groups, _first(text, ("topk_group",), groups), scale)
+        return cls(scoring, renormalize, (groups, _first(text, ("topk_group",), groups)), scale)
 
 
 @dataclass(frozen=True)

@@ -394,7 +394,7 @@ def _route(kind: Dice, dice: Dice, arch: str, limits: Limits) -> Arguments:
     made["top_k"] = dice.integer(1, min(8, experts // groups * topk_groups))
     for name in biases:
         made[name] = dice.halves(experts)
-    return made | {"num_groups": groups, "topk_groups": topk_groups, "scale": dice.choose((1.0, 2.5))}
+    return made | {"groups": (groups, topk_groups), "scale": dice.choose((1.0, 2.5))}
 
 
 def _moe(kind: Dice, dice: Dice, arch: str, limits: Limits) -> Arguments:
@@ -561,8 +561,7 @@ VALUES: dict[str, tuple[Any, ...]] = {
     "w2": (None, torch.zeros(3, 32, 32), 4),
     "top_k": (0, -1, 17, 10**6, 2.0, None, "2"),
     "scoring": ("softmax", "topk", None),
-    "num_groups": (0, -1, 3, 1.0, None),
-    "topk_groups": (0, 5, None, "1"),
+    "groups": ((0, 1), (-1, 1), (3, 1), (1.0, 1), None, (2, 0), (2, 5), (2, None), (1, "1")),
     "scale": (0.0, -1.0, float("nan"), "1", None),
     "activations": ("nvfp4", "16bit", "8bit", None),
     "first_expert": (-1, 3, 2**31, 1.5, None),
@@ -605,7 +604,7 @@ ACCEPTED = {
     "quantize": ("global_scale", "scale_layout", "format", "scale_rounding"),
     "grouped_quantize": ("global_scale", "format"),
     "dequantize": ("dtype", "t"),
-    "route": ("top_k", "scoring", "num_groups", "topk_groups", "scale"),
+    "route": ("top_k", "scoring", "groups", "scale"),
     "moe": ("limit", "activation", "activations", "weight_layout", "first_expert", "input_scale", "w2"),
 }
 
