@@ -15,7 +15,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from nvfp4_cute import env
+from nvfp4_cute import child_process, env
 from nvfp4_cute.compile import disk_cache
 from nvfp4_cute.compile.cache import get_kernel, has_kernel
 from nvfp4_cute.errors import CacheError
@@ -23,7 +23,6 @@ from nvfp4_cute.terminal import Progress
 
 # A compiling process takes about a gigabyte.
 MAX_JOBS = 8
-WORKER = "from nvfp4_cute.compile.parallel import work; work()"
 
 
 def default_jobs() -> int:
@@ -80,12 +79,11 @@ class Compilers:
             raise error
 
     def _start(self) -> "subprocess.Popen[bytes]":
-        path = env.python_path([entry for entry in sys.path if entry])
         process = subprocess.Popen(
-            [sys.executable, "-c", WORKER],
+            child_process.command("nvfp4_cute.compile.parallel"),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            env=env.with_variables({"PYTHONPATH": path, "OMP_NUM_THREADS": "1"}),
+            env=env.with_variables({"OMP_NUM_THREADS": "1"}),
         )
         self._processes.append(process)
         self._of_thread.process = process
@@ -164,3 +162,7 @@ def load_all(keys: Iterable[Any], *, for_emulator: bool = False, jobs: int | Non
         for key in new:
             get_kernel(key, for_emulator=for_emulator, folder=folder)
     return len(new)
+
+
+if __name__ == "__main__":
+    work()

@@ -4,12 +4,12 @@ import os
 import queue
 import selectors
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
+from nvfp4_cute import child_process
 from nvfp4_cute.prove import jobs
 from nvfp4_cute.prove.outcome import BROKEN, FAULT, HANG, SKIPPED, Job, Outcome
 
@@ -120,7 +120,7 @@ class _Child:
 
     def __init__(self, module: str) -> None:
         self._process = subprocess.Popen(
-            [sys.executable, "-m", module],
+            child_process.command(module),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,

@@ -102,7 +102,13 @@ def test_planning_launches_and_compiles_nothing(monkeypatch):
 
 
 def test_a_prepared_layer_compiles_nothing(monkeypatch, tmp_path):
-    """Two processes compile two kernels; then a process that must not compile calls the layer on the emulator."""
+    """Two processes compile two kernels; then a process that must not compile calls the layer on the emulator.
+
+    The working directory has another package of the same name, as a clone has next to an installation.
+    """
+    (tmp_path / "clone" / "nvfp4_cute").mkdir(parents=True)
+    (tmp_path / "clone" / "nvfp4_cute" / "__init__.py").write_text("raise ImportError('not this one')")
+    monkeypatch.chdir(tmp_path / "clone")
     monkeypatch.setenv("NVFP4_CUTE_CACHE_DIR", str(tmp_path))
     monkeypatch.setattr(cache, "_kernels", {})
     layer = linear("nvfp4")

@@ -1,7 +1,6 @@
 """A child that faults, hangs or dies loses only its own result."""
 
 import time
-from pathlib import Path
 
 import pytest
 
@@ -10,8 +9,7 @@ from nvfp4_cute.prove.outcome import BROKEN, FAULT, HANG, PASSED, SKIPPED, Job
 
 
 @pytest.fixture
-def limits(monkeypatch):
-    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[1] / "support"))
+def limits():
     return lambda **given: pool.Limits(**{"workers": 2, "job_s": 200.0, "module": "faulty_jobs", **given})
 
 
@@ -22,7 +20,9 @@ def verdicts(whats, limits):
     return [found[job.name] for job in jobs]
 
 
-def test_what_each_job_came_to(limits, monkeypatch):
+def test_what_each_job_came_to(limits, monkeypatch, tmp_path):
+    (tmp_path / "faulty_jobs.py").write_text("raise ImportError('not this one')")
+    monkeypatch.chdir(tmp_path)
     ask = pool._Child.ask  # only the hanging child has a short limit, so a slow machine changes nothing
     monkeypatch.setattr(
         pool._Child, "ask", lambda child, job, s: ask(child, job, 1.0 if "hang" in job.name else s)
