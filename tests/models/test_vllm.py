@@ -36,7 +36,8 @@ from nvfp4_cute.models.quantizing.checkpoint import quantize_checkpoint  # noqa:
 from nvfp4_cute.models.vllm import requirements  # noqa: E402
 from nvfp4_cute.models.vllm.config import CheckpointConfig, renamed  # noqa: E402
 from nvfp4_cute.models.vllm.experts import as_moving_parameters, filled  # noqa: E402
-from nvfp4_cute.models.vllm.taken import original, refusal  # noqa: E402
+from nvfp4_cute.models.vllm.graphs import add_to_key  # noqa: E402
+from nvfp4_cute.models.vllm.taken import NAME, original, refusal  # noqa: E402
 from nvfp4_cute.nn.moe import MoE  # noqa: E402
 
 DATA = Path(__file__).parents[1] / "data" / "checkpoints"
@@ -196,6 +197,7 @@ def test_mxfp4_with_fp8_rows(tmp_path, monkeypatch, kind):
         Recorded(vllm_tokens.model_of(llm)) as recorded,
     ):
         assert all(vllm_tokens.tokens(llm))
+        assert NAME in llm.llm_engine.vllm_config.additional_config  # in the key of compiled graphs
     said = [str(w.message).partition(":")[0] for w in warned if "keeps 16-bit rows" in str(w.message)]
     short = [] if kind == "gpt_oss" else [f"model.layers.{i}.self_attn.o_proj" for i in (0, 1)]
     assert said == [f"{name} keeps 16-bit rows instead of FP8 ones" for name in short]
@@ -680,6 +682,23 @@ def test_kernels_are_compiled_while_loading_and_loaded_in_the_warm_up(monkeypatc
     assert loaded == submitted
     made.compile_many(made.get_warmup_keys())
     assert loaded == submitted
+
+
+def test_modes_of_layers_are_in_the_key_of_compiled_graphs():
+    """vLLM computes the key after it has loaded the weights, and a graph of other modes or layers has another one."""
+    from vllm.config import VllmConfig
+
+    stored = Checkpoint(DENSE).linear("model.layers.0.mlp.down_proj")
+
+    def key(activations, names=(LAYER,)):
+        config = VllmConfig()
+        module = linear_module(stored, None, dtype=torch.bfloat16, device="cpu", activations=activations)
+        for name in names:
+            add_to_key(config, name, module)
+        return config.compute_hash()
+
+    keys = [key("nvfp4"), key("16bit"), key("nvfp4", (LAYER, LAYER)), VllmConfig().compute_hash()]
+    assert len(set(keys)) == 4 and key("nvfp4") == keys[0]
 
 
 def test_a_config_travels_to_other_processes():

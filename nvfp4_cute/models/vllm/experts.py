@@ -30,6 +30,7 @@ from nvfp4_cute.models.checkpoints.convention import (
 from nvfp4_cute.models.checkpoints.stored import INT4, Scheme, StoredExperts, stored_weight
 from nvfp4_cute.models.layers import LayerActivations, experts_module
 from nvfp4_cute.models.vllm.activations import INTERLEAVED, activation_of
+from nvfp4_cute.models.vllm.graphs import add_to_key
 from nvfp4_cute.models.vllm.kernels import KERNELS
 from nvfp4_cute.models.vllm.parameters import (
     CUT,
@@ -77,6 +78,7 @@ class ExpertsMethod(FusedMoEMethodBase):
         self.missing_input_scale = missing_input_scale
         self.axes = axes_of(scheme, convention.tool)
         self.numbers = [role for role in (GLOBAL, INPUT) if role in needed_roles(scheme)]
+        self.model_config = get_current_vllm_config()
 
     def get_fused_moe_quant_config(self, layer: torch.nn.Module) -> None:
         """Returns None, because rows are quantized inside the layer."""
@@ -176,6 +178,7 @@ class ExpertsMethod(FusedMoEMethodBase):
         if is_moving:
             as_moving_parameters(module)
         layer.nvfp4 = module
+        add_to_key(self.model_config, layer.layer_name, module)
         moe = layer.moe_config
         KERNELS.add_experts(module, moe.hidden_dim, moe.experts_per_token, layer.nvfp4_dtype, device)
 

@@ -17,6 +17,7 @@ from nvfp4_cute import backends, env
 from nvfp4_cute.compile.cache import get_kernel
 from nvfp4_cute.compile.parallel import Compilers, default_jobs
 from nvfp4_cute.errors import CacheError
+from nvfp4_cute.models.vllm.graphs import kind_of
 from nvfp4_cute.nn import prepare
 from nvfp4_cute.terminal import Progress
 
@@ -68,8 +69,7 @@ class Kernels:
     def _add(self, layer: torch.nn.Module, device: torch.device, keys_of: Callable[[], list[Any]]) -> None:
         if backends.resolve("auto", device) != "cuda":
             return
-        tensors = (*layer.named_buffers(), *layer.named_parameters())
-        kind = (repr(layer), *((name, t.shape, t.stride(), t.dtype) for name, t in tensors))
+        kind = kind_of(layer)
         if kind in self._kinds:
             return
         self._kinds.add(kind)

@@ -5,6 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from vllm.config import get_current_vllm_config
 from vllm.model_executor.layers.linear import (
     LinearBase,
     LinearMethodBase,
@@ -31,6 +32,7 @@ from nvfp4_cute.models.checkpoints.convention import (
 )
 from nvfp4_cute.models.checkpoints.stored import INT4, Scheme, StoredLinear, stored_weight
 from nvfp4_cute.models.layers import LayerActivations, linear_module
+from nvfp4_cute.models.vllm.graphs import add_to_key
 from nvfp4_cute.models.vllm.kernels import KERNELS
 from nvfp4_cute.models.vllm.parameters import (
     Matrix,
@@ -77,6 +79,7 @@ class LinearMethod(LinearMethodBase):
         self.used_scheme = replace(scheme, activations=None) if keeps_16_bits else scheme
         self.axes = axes_of(scheme, convention.tool)
         self.numbers = [role for role in (GLOBAL, INPUT) if role in needed_roles(scheme)]
+        self.model_config = get_current_vllm_config()
 
     def create_weights(
         self,
@@ -142,6 +145,7 @@ class LinearMethod(LinearMethodBase):
         # Other code of vLLM checks that a weight exists. The stored one may differ from that of the module.
         layer.weight = next(w for m in modules[0].modules() if (w := _weight_of(m)) is not None)
         layer.nvfp4, layer.nvfp4_has_bias = torch.nn.ModuleList(modules), bias is not None
+        add_to_key(self.model_config, _name(layer), layer.nvfp4)
         for module in modules:
             KERNELS.add_linear(module, k, dtype, layer.weight.device)
 
