@@ -89,6 +89,7 @@ INTEGRATIONS = {
     "bench.foreign.flashinfer_masked": {"flashinfer"},
     "bench.foreign.lightmoe": {"lightmoe"},
     "bench.foreign.quack_varlen": {"quack"},
+    "models.sglang.methods": {"sglang"},
 } | {f"models.vllm.{part}": {"vllm"} for part in ("config", "experts", "kernels", "linear", "parameters")}
 DEFERRED_THIRD_PARTY = {"cutlass", "cuda", "matplotlib", "yaml", "transformers", "triton"}
 
