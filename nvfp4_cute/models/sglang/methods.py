@@ -263,8 +263,8 @@ def activations() -> LayerActivations:
 def matrices(rows: tuple[int, ...], k: int) -> dict[str, torch.Tensor]:
     """Makes the data and block scales of weights [*rows, K], uninitialized, by their names in checkpoints."""
     return {
-        WEIGHT: torch.empty(*rows, k // 2, dtype=torch.uint8),
-        SCALE: torch.empty(*rows, k // NVFP4.block_k, dtype=torch.float8_e4m3fn),
+        WEIGHT: torch.empty(*rows, NVFP4.row_bytes(k), dtype=torch.uint8),
+        SCALE: torch.empty(*rows, NVFP4.num_k_blocks(k), dtype=torch.float8_e4m3fn),
     }
 
 
