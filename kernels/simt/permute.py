@@ -33,6 +33,8 @@ from ..common.signals import Signals, signals_of
 from ..common.versions import SmemAllocator
 
 FULL = 0xFFFFFFFF
+# Counts that a thread loads before it adds the first one. (``cutlass.range(unroll=8)`` would wait for each load.)
+AT_ONCE = 8
 
 
 @dataclass(frozen=True)
@@ -196,14 +198,15 @@ class PermuteKernel:
         earlier, total = Int32(0), Int32(0)
         if tidx < operands.experts:
             if cutlass.const_expr(self.phase != "whole"):
-                for c in cutlass.range(operands.ctas, unroll=4):
-                    place = (Int64(c) * operands.experts + tidx) * 4
-                    number = global_scalar(Int32, operands.counts + place)[0]
-                    earlier = earlier + select(c < cta, number, Int32(0))
-                    total = total + number
+                for first in cutlass.range(0, operands.ctas, AT_ONCE, unroll=1):
+                    numbers = self.numbers_of_ctas(operands, tidx, first)
+                    for i in cutlass.range_constexpr(AT_ONCE):
+                        earlier = earlier + select(first + i < cta, numbers[i], Int32(0))
+                        total = total + numbers[i]
             else:
-                for w in cutlass.range(active, unroll=4):
-                    total = total + counts[tidx, w]
+                for first in cutlass.range(0, active, AT_ONCE, unroll=1):
+                    for number in self.numbers_of_warps(counts, tidx, first, active):
+                        total = total + number
         end, block_end = inclusive_sum(total), inclusive_sum(blocks(total))
         if lane == WARP_SIZE - 1:
             sums[warp_idx, 0], sums[warp_idx, 1] = end, block_end
@@ -215,12 +218,28 @@ class PermuteKernel:
             start = end - total
             shifts[tidx] = (block_end - blocks(total)) * ATOM_ROWS - start
             row = start + earlier
-            for w in cutlass.range(active, unroll=4):
-                number = counts[tidx, w]
-                counts[tidx, w] = row
-                row = row + number
+            for first in cutlass.range(0, active, AT_ONCE, unroll=1):
+                numbers = self.numbers_of_warps(counts, tidx, first, active)
+                for i in cutlass.range_constexpr(AT_ONCE):
+                    if first + i < active:
+                        counts[tidx, first + i] = row
+                    row = row + numbers[i]
             if cta == 0:
                 global_scalar(Int32, operands.offs + Int64(tidx) * 4)[0] = end
+
+    def numbers_of_ctas(self, operands: PermuteOperands, expert: Int32, first: Int32) -> list:
+        """Loads the number of an expert's slots in CTA ``first`` and the following ones at once; 0 after the last CTA."""
+        last = operands.ctas - 1
+        places = [
+            (Int64(cutlass.min(first + i, last)) * operands.experts + expert) * 4 for i in range(AT_ONCE)
+        ]
+        numbers = [global_scalar(Int32, operands.counts + place)[0] for place in places]
+        return [select(first + i <= last, number, Int32(0)) for i, number in enumerate(numbers)]
+
+    def numbers_of_warps(self, counts: cute.Tensor, expert: Int32, first: Int32, active: Int32) -> list:
+        """Loads an expert's counts of warp ``first`` and the following ones at once; 0 after the last active warp."""
+        numbers = [counts[expert, cutlass.min(first + i, active - 1)] for i in range(AT_ONCE)]
+        return [select(first + i < active, number, Int32(0)) for i, number in enumerate(numbers)]
 
     @cute.jit
     def place(

@@ -6,6 +6,8 @@ Work: a CTA takes a row, 16 bytes of x per thread at a time. Until the scale is 
 in registers. They read the rest of a longer row again, from caches.
 """
 
+from dataclasses import dataclass
+
 import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32, Int64, Uint32
@@ -19,7 +21,8 @@ from ..common.fp8 import codes_of
 from ..common.global_access import KEEP, load_words, store_word, store_words
 from ..common.shared_access import load_shared, store_shared
 from ..common.versions import SmemAllocator
-from .quantize import VECTOR_WORDS, QuantizeOperands
+from .global_scale import TWO_MAGNITUDES
+from .quantize import VECTOR_WORDS, QuantizeOperands, unpack
 from .quantize_rows import LANE_BYTES, divisor_of, scale_of, values_of
 
 THREADS = QUANTIZE_WARPS * WARP_SIZE
@@ -27,6 +30,29 @@ LANE_VALUES = LANE_BYTES // 2
 # 16-byte units that a thread holds in registers.
 HELD_UNITS = 4
 WORD_BYTES = 4
+# Divisors from here to its reciprocal keep intermediate results of ``Divisor.of`` normal, unless the quotient is rounded to 0.
+LEAST_USUAL = 2.0**-80
+
+
+@dataclass(frozen=True)
+class Divisor:
+    """Divides by the scale of a row, rounded to nearest even.
+
+    Attributes:
+        value: the divisor.
+        reciprocal: 1 / ``value``, rounded to nearest even, if ``value`` is at least LEAST_USUAL and at most 1 / LEAST_USUAL.
+    """
+
+    value: Float32
+    reciprocal: Float32 | None = None
+
+    def of(self, x: Float32) -> Float32:
+        """Returns x / ``value``; with a reciprocal in three instructions, only if the quotient is not below 2^-100."""
+        if self.reciprocal is None:
+            return ptx.div_f32(x, self.value)
+        # Markstein's correction. These signs keep that of a zero.
+        first = x * self.reciprocal
+        return ptx.fma_f32(-ptx.fma_f32(self.value, first, -x), self.reciprocal, first)
 
 
 class Quantize1xKKernel:
@@ -98,43 +124,62 @@ class Quantize1xKKernel:
     @cute.jit
     def scale_of_row(self, places: list, held: list, units: Int32, words: Int32) -> Float32:
         """Returns the scale of a row, which all threads of the CTA read. words: shared memory, one word per warp."""
-        amax, first = Float32(0.0), cute.arch.thread_idx()[0] + HELD_UNITS * THREADS
+        first = cute.arch.thread_idx()[0] + HELD_UNITS * THREADS
+        # Not the number 0: max of two halves takes no immediate operand.
+        most = held[0][0][0] & Uint32(TWO_MAGNITUDES)
+        if cutlass.const_expr(self.has_up):
+            most = Float32(0.0)
         for i in cutlass.range_constexpr(HELD_UNITS):
-            for value in values_of(*held[i], is_bf16=self.is_bf16):
-                amax = ptx.max_nan(amax, ptx.abs_f32(value))
+            most = self.larger(most, held[i])
         for unit in cutlass.range(first, units, THREADS, unroll=1):
-            for value in self.values(places, unit):
-                amax = ptx.max_nan(amax, ptx.abs_f32(value))
+            most = self.larger(most, self.words(places, unit))
+        amax = most if self.has_up else ptx.max_nan(*unpack(most, self.is_bf16))
         return scale_of(self.largest_of_cta(amax, words), self.format.element.max)
+
+    def larger(self, most: Float32 | Uint32, inputs: list) -> Float32 | Uint32:
+        """Returns the larger one of ``most`` and the magnitudes of a unit; without ``up``, of each half of words."""
+        if self.has_up:
+            for value in values_of(*inputs, is_bf16=self.is_bf16):
+                most = ptx.max_nan(most, ptx.abs_f32(value))
+            return most
+        for word in range(VECTOR_WORDS):
+            most = ptx.max_nan_x2(most, inputs[0][word] & Uint32(TWO_MAGNITUDES), self.is_bf16)
+        return most
 
     @cute.jit
     def store_row(self, places: list, held: list, units: Int32, divisor: Float32, target: tuple):
         """Encodes a row and stores it. target: argument of :meth:`store`."""
+        if divisor >= LEAST_USUAL and divisor <= 1 / LEAST_USUAL:
+            self.store_units(places, held, units, Divisor(divisor, ptx.rcp_f32(divisor)), target)
+        else:
+            self.store_units(places, held, units, Divisor(divisor), target)
+
+    @cute.jit
+    def store_units(self, places: list, held: list, units: Int32, divisor: Divisor, target: tuple):
+        """Encodes the units of a row and stores them."""
         tidx = cute.arch.thread_idx()[0]
         for i in cutlass.range_constexpr(HELD_UNITS):
             if tidx + i * THREADS < units:
-                values = values_of(*held[i], is_bf16=self.is_bf16)
-                self.store(tidx + i * THREADS, units, self.encoded(values, divisor), target)
+                self.store(tidx + i * THREADS, units, self.encoded(held[i], divisor), target)
         for unit in cutlass.range(tidx + HELD_UNITS * THREADS, units, THREADS, unroll=1):
-            self.store(unit, units, self.encoded(self.values(places, unit), divisor), target)
+            self.store(unit, units, self.encoded(self.words(places, unit), divisor), target)
 
     @cute.jit
     def store(self, unit: Int32, units: Int32, encoded: list, target: tuple):
         """Stores a unit of a row of ``units``. target: (address of the row's data,)."""
         store_words(target[0] + unit * LANE_VALUES, encoded)
 
-    def encoded(self, values: list, divisor: Float32) -> list:
-        """Returns the elements of a unit, four per word."""
-        quotients = [ptx.div_f32(value, divisor) for value in values]
+    def encoded(self, inputs: list, divisor: Divisor) -> list:
+        """Returns the elements of a unit, four per word. inputs: words of every input."""
+        quotients = [divisor.of(value) for value in values_of(*inputs, is_bf16=self.is_bf16)]
         fours = [quotients[first : first + 4] for first in range(0, LANE_VALUES, 4)]
         if self.format.has_integer_sums:
             return [ptx.f32x4_to_s8(four) for four in fours]
         return [codes_of(four, self.format.element.name) for four in fours]
 
-    def values(self, places: list, unit: Int32) -> list:
-        """Returns the values to quantize in a thread's 16 bytes of x."""
-        loaded = [load_words(place + Int64(unit) * LANE_BYTES, VECTOR_WORDS, KEEP) for place in places]
-        return values_of(*loaded, is_bf16=self.is_bf16)
+    def words(self, places: list, unit: Int32) -> list:
+        """Loads a thread's 16 bytes of every input."""
+        return [load_words(place + Int64(unit) * LANE_BYTES, VECTOR_WORDS, KEEP) for place in places]
 
     @cute.jit
     def largest_of_cta(self, amax: Float32, words: Int32) -> Float32:

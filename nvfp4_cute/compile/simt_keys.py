@@ -151,7 +151,9 @@ class QuantizeScaledRowsKey(SimtKey):
 
     def _name(self) -> str:
         operation = "silu_quantize" if self.has_up else "quantize"
-        layout = f"_held{self.held}" if self.held > 1 else ""
+        layout = f"_warps{self.warps}" * (self.warps != simt.SCALED_ROWS_FEW[0]) + f"_held{self.held}" * (
+            self.held > 1
+        )
         layout += ("_grouped" * self.is_grouped) + ("_blocked" if self.is_blocked else "_rowmajor")
         return f"{self.format}_{operation}_scaled_rows_{self.arch}_{dtype_name(self.dtype)}{layout}"
 

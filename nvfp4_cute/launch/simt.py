@@ -444,8 +444,8 @@ class QuantizeScaledRowsTask(QuantizeTask):
         """Returns the kernel's key."""
         q = self.operands
         inputs = (q.x.dtype, q.offs is not None, q.scale_layout == "blocked", q.up is not None)
-        batches, m, _ = q.x.shape
-        split = scaled_rows_split(gpu.num_sms, batches * m, q.up is not None)
+        batches, m, k = q.x.shape
+        split = scaled_rows_split(gpu.num_sms, batches * m, q.up is not None, q.format.num_k_blocks(k))
         return QuantizeScaledRowsKey(gpu.arch, *inputs, q.format, *split)
 
     def addresses(self) -> Addresses:

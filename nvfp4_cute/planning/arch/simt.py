@@ -147,14 +147,21 @@ SCALED_ROWS_SILU = (8, 2)
 SCALED_ROWS_FEW_PER_SM = 8
 
 
-def scaled_rows_split(num_sms: int, rows: int, has_up: bool) -> tuple[int, int]:
+def scaled_rows_split(num_sms: int, rows: int, has_up: bool, blocks: int) -> tuple[int, int]:
     """Returns the warps of a row's CTA, and the blocks that each thread holds.
 
-    rows: rows of all batches and groups.
+    Args:
+        rows: rows of all batches and groups.
+        has_up: whether silu(x) * up is quantized.
+        blocks: blocks of a row. Threads without one, and registers for more, only cost time.
     """
     if rows <= SCALED_ROWS_FEW_PER_SM * num_sms:
         return SCALED_ROWS_FEW
-    return SCALED_ROWS_SILU if has_up else SCALED_ROWS_MANY
+    warps, held = SCALED_ROWS_SILU if has_up else SCALED_ROWS_MANY
+    held = min(held, -(-blocks // (warps * WARP_SIZE)))
+    while warps > 1 and warps // 2 * WARP_SIZE >= blocks:
+        warps //= 2
+    return warps, max(held, 1)
 
 
 # ---- dequantize: number of rows of 256 columns per warp ----
