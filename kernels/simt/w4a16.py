@@ -12,13 +12,13 @@ scale of 128 x 128 weights, so the products of a chunk are multiplied by it, and
 rows by 8 rows of x and 16 k with ``mma.sync``, which every architecture from sm_80 on has.
 
 Work: a CTA has 32 weight rows of one scale atom, r, r + 32, r + 64, r + 96 for eight consecutive r, whose scales for
-four blocks of K are 128 consecutive bytes. Its warps take chunks of 128 values of K in turn. A lane (4 g + t) holds 32
+four blocks of K are 128 consecutive bytes. Its warps, 8 or 16, take chunks of 128 values of K in turn. A lane (4 g + t) holds 32
 consecutive k of the four rows with r = g. The assignment of k to MMAs is free as long as both operands agree.
 
 Order of summation. One MMA adds 16 products to the sum in fp32, with the truncating addition of the GPU's tensor cores.
 Word w = 0 ... 3 of a lane's 32 k (8 w to 8 w + 7) takes two MMAs: first the k with k % 4 < 2, then the others, of all
 four t. A warp adds its chunks in ascending order, starting from 0; warps are added in ascending order. So the order of
-products depends only on K, not on M, N or L. Then the sum is multiplied by alpha and rounded once to the output type.
+products depends only on K and the number of warps. Then the sum is multiplied by alpha and rounded once to the output type.
 With fp32 scales each chunk starts from 0, and its sum times its scale is added with one rounding.
 """
 
@@ -33,7 +33,7 @@ from cutlass import Float32, Int32, Int64, Uint32
 from nvfp4_cute.formats.block_format import FP32, UE8M0, BlockFormat
 from nvfp4_cute.formats.scale_layout import ATOM_BYTES
 from nvfp4_cute.launch_table import W4A16
-from nvfp4_cute.planning.arch.simt import UNIT_ROWS, W4A16_CHUNK_K, W4A16_WARPS, WARP_SIZE
+from nvfp4_cute.planning.arch.simt import UNIT_ROWS, W4A16_CHUNK_K, WARP_SIZE
 
 from ..common import fp8, ptx, ue8m0
 from ..common.bias import bias_pointer, load_bias
@@ -138,6 +138,7 @@ class W4A16Kernel:
         out_dtype: cutlass.Float16, BFloat16 or Float32.
         has_alpha: whether results are multiplied by a factor.
         tokens: rows of x that a CTA multiplies: a multiple of 8.
+        warps: warps of a CTA.
         blocks_per_sm: CTAs per SM that the registers must allow.
         name: name of the kernel in profilers and in the emulator's reports.
         weights: format of the weights. Scales are e4m3; ue8m0 with bfloat16; fp32 per 128 x 128 e4m3; those of int4; or
@@ -151,6 +152,7 @@ class W4A16Kernel:
         out_dtype: type,
         has_alpha: bool,
         tokens: int,
+        warps: int,
         blocks_per_sm: int,
         name: str,
         weights: BlockFormat,
@@ -180,6 +182,7 @@ class W4A16Kernel:
         self.bias_dtype = bias_dtype
         self.tokens = tokens
         self.num_mma_n = tokens // MMA_TOKENS
+        self.warps = warps
         self.blocks_per_sm = blocks_per_sm
         self.name = name
 
@@ -215,7 +218,7 @@ class W4A16Kernel:
                 cute.ceil_div(m, self.tokens),
                 Int32(t[W4A16.L]),
             ),
-            block=(W4A16_WARPS * WARP_SIZE, 1, 1),
+            block=(self.warps * WARP_SIZE, 1, 1),
             min_blocks_per_mp=self.blocks_per_sm,
             preferred_smem_carveout=SMEM_CARVEOUT_PERCENT,
             stream=stream,
@@ -232,7 +235,7 @@ class W4A16Kernel:
 
         # (ROW, TOKEN, WARP)
         sums = SmemAllocator().allocate_tensor(
-            Float32, cute.make_layout((UNIT_ROWS, self.tokens, W4A16_WARPS)), 16
+            Float32, cute.make_layout((UNIT_ROWS, self.tokens, self.warps)), 16
         )
         num_pieces = operands.k // PIECE_K
         group, piece = lane // PIECES, lane % PIECES
@@ -279,13 +282,18 @@ class W4A16Kernel:
         alpha = Float32(1.0)
         if cutlass.const_expr(self.has_alpha):
             alpha = global_scalar(Float32, output.alpha + batch * alpha_batch)[0]
-        for step in cutlass.range_constexpr(UNIT_ROWS * self.tokens // (W4A16_WARPS * WARP_SIZE)):
-            element = step * W4A16_WARPS * WARP_SIZE + tidx
+        elements, threads = UNIT_ROWS * self.tokens, self.warps * WARP_SIZE
+        for step in cutlass.range_constexpr(-(-elements // threads)):
+            element = step * threads + tidx
             place, token = element % UNIT_ROWS, element // UNIT_ROWS
             row = row_of(unit, place % BAND_GROUP, place // BAND_GROUP)
-            total = sums[place, token, 0]
-            for w in cutlass.range_constexpr(1, W4A16_WARPS):
-                total = total + sums[place, token, w]
+            # With more threads than results, some threads have a token beyond the tile.
+            held = token
+            if cutlass.const_expr(elements % threads != 0):
+                held = cutlass.min(token, self.tokens - 1)
+            total = sums[place, held, 0]
+            for w in cutlass.range_constexpr(1, self.warps):
+                total = total + sums[place, held, w]
             total = total * Float32(self.format.weight_factor)
             if cutlass.const_expr(self.is_1xk):
                 place_of_scale = Int64(cutlass.min(row, operands.n - 1)) * FP32_BYTES
@@ -294,7 +302,7 @@ class W4A16Kernel:
                 total = total * alpha
             if cutlass.const_expr(bias is not None):
                 total = ptx.add_f32(total, bias.to(Float32))
-            if row < operands.n and first_token + token < operands.m:
+            if token < self.tokens and row < operands.n and first_token + token < operands.m:
                 index = (
                     Int64(first_token + token) * output.row + Int64(row) * output.column + batch * out_batch
                 )
@@ -316,9 +324,9 @@ class W4A16Kernel:
         steps = (self.chunks_per_atom, max(PIECES // self.pieces_per_atom, 1) * self.atom_bytes)
         num_scales = 0 if self.is_1xk else 1 if self.promotes else BANDS
         load_weights(weights, scales, source, warp_idx, steps, num_scales)
-        for chunk in cutlass.range(warp_idx, num_chunks, W4A16_WARPS, unroll=1):
+        for chunk in cutlass.range(warp_idx, num_chunks, self.warps, unroll=1):
             self.load_activations(x, source, chunk)
-            load_weights(ahead, scales_ahead, source, chunk + W4A16_WARPS, steps, num_scales)
+            load_weights(ahead, scales_ahead, source, chunk + self.warps, steps, num_scales)
             if cutlass.const_expr(self.promotes):
                 products = cute.make_rmem_tensor(acc.shape, Float32)
                 products.fill(0.0)

@@ -133,7 +133,10 @@ def keys(
         elif operation == "w4a16":
             inputs = (torch.float16, torch.bfloat16) if dtype == torch.float32 else (dtype,)
             for activations, tokens in product(inputs, simt.W4A16_TOKENS):
-                yield W4A16Key(arch, activations, dtype, has_alpha, tokens, bias_dtype=bias_dtype)
+                key = W4A16Key(arch, activations, dtype, has_alpha, tokens, bias_dtype=bias_dtype)
+                yield key
+                if key.blocks_per_sm > 1:
+                    yield replace(key, warps=simt.W4A16_MANY_WARPS)
         else:
             if dtype == torch.float32:
                 raise ValueError("quantize takes float16 or bfloat16: leave it out with --dtype float32")

@@ -217,7 +217,7 @@ class W4A16Key(SimtKey):
     """A weight-only product.
 
     Its fields are the dtype of activations, output dtype, whether it reads a factor, rows per CTA, format of weights,
-    and the dtype of a bias.
+    the dtype of a bias, and warps per CTA.
     """
 
     KERNEL = "w4a16.W4A16Kernel"
@@ -227,15 +227,17 @@ class W4A16Key(SimtKey):
     tokens: int
     b_format: BlockFormat = NVFP4
     bias_dtype: torch.dtype | None = None
+    warps: int = simt.W4A16_WARPS
 
     def _name(self) -> str:
         dtypes = f"{dtype_name(self.dtype)}_{dtype_name(self.out_dtype)}"
         options = "_alpha" * self.has_alpha + bias_suffix(self.bias_dtype)
-        return f"{self.b_format}_w4a16_{self.arch}_m{self.tokens}_{dtypes}{options}"
+        warps = "" if self.warps == simt.W4A16_WARPS else f"_{self.warps}warps"
+        return f"{self.b_format}_w4a16_{self.arch}_m{self.tokens}_{dtypes}{options}{warps}"
 
     @property
     def blocks_per_sm(self) -> int:
-        """Number of CTAs that an SM should hold."""
+        """Number of CTAs of ``W4A16_WARPS`` that an SM should hold."""
         weights, most_tokens = self.b_format, 16
         if weights.is_int4 and weights.scale_float.quantized_dtype != dtype_name(self.dtype):
             # Products with scales are computed in float32.
@@ -247,5 +249,6 @@ class W4A16Key(SimtKey):
 
     def _arguments(self) -> tuple[Any, ...]:
         dtype, bias_dtype = map(cutlass_dtype, (self.out_dtype, self.bias_dtype))
-        given = (self.dtype == torch.bfloat16, dtype, self.has_alpha, self.tokens, self.blocks_per_sm)
+        blocks = self.blocks_per_sm * simt.W4A16_WARPS // self.warps
+        given = (self.dtype == torch.bfloat16, dtype, self.has_alpha, self.tokens, self.warps, blocks)
         return *given, self.to_name(), self.b_format, bias_dtype

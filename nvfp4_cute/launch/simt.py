@@ -44,6 +44,7 @@ from nvfp4_cute.planning.arch.simt import (
     quantize_words,
     scaled_rows_split,
     w4a16_tokens,
+    w4a16_warps,
 )
 from nvfp4_cute.reference import gemv_reference, grouped_gemm_reference, weight_only_reference
 
@@ -262,9 +263,12 @@ class W4A16Task(ProductTask):
         p = self.product
         assert isinstance(p.a, torch.Tensor)
         check_weights(gpu.arch, p.a.dtype, p.b.format, W4A16_PAIRS)
-        tokens = w4a16_tokens(p.a.shape[1])
+        batches, m, k = p.a.shape
         has_alpha = p.alpha is not None
-        return W4A16Key(gpu.arch, p.a.dtype, p.out.dtype, has_alpha, tokens, p.b.format, p.bias_dtype)
+        key = W4A16Key(gpu.arch, p.a.dtype, p.out.dtype, has_alpha, w4a16_tokens(m), p.b.format, p.bias_dtype)
+        if key.blocks_per_sm == 1:
+            return key
+        return replace(key, warps=w4a16_warps(gpu.num_sms, m, p.b.rows, k, batches))
 
     def addresses(self) -> Addresses:
         """Addresses for ``launch_table.W4A16``."""

@@ -5,6 +5,7 @@ For a TMA instruction that an architecture does not have, the assembler would ge
 
 import random
 import re
+from dataclasses import replace
 from functools import partial
 from itertools import product
 
@@ -156,7 +157,10 @@ def weight_only_formats():
 
 def few_rows_times(formats, dtypes=(BF16, F16), archs=FAMILIES):
     for arch, dtype, tokens, format in product(archs, dtypes, simt.W4A16_TOKENS, formats):
-        yield W4A16Key(arch, dtype, BF16, True, tokens, format)
+        key = W4A16Key(arch, dtype, BF16, True, tokens, format)
+        yield key
+        if key.blocks_per_sm > 1:
+            yield replace(key, warps=simt.W4A16_MANY_WARPS)
 
 
 def few_rows():

@@ -104,6 +104,23 @@ def test_every_weight_is_exact(dtype):
     assert decode_ue4m3(scale).unique().numel() == 127
 
 
+@pytest.mark.parametrize("m", [1, 11])
+def test_many_warps_of_one_cta(m):
+    """Sums of 16 warps: more threads than results of 8 tokens, K that does not divide evenly, two batches."""
+    operands, alpha = make_operands(m, 70, 4128, 2, seed=m), torch.tensor([0.5, -2.0])
+    assert simt.w4a16_warps(132, m, 70, 4128, 2) == simt.W4A16_MANY_WARPS
+    with observe(check=True, mode="random:1"):
+        actual = run(operands, alpha, torch.bfloat16, backend="emulator:sm_90a")
+    assert_bitwise_equal(actual, run(operands, alpha, torch.bfloat16, backend="reference"))
+
+
+def test_number_of_warps():
+    """16 warps only where every CTA has an SM to itself, and every warp has two chunks of K."""
+    assert [simt.w4a16_warps(132, 8, n, 14336, 1) for n in (4096, 4224, 4225)] == [16, 16, 8]
+    assert [simt.w4a16_warps(132, 8, 4096, k, 1) for k in (4096, 4064)] == [16, 8]
+    assert simt.w4a16_warps(108, 8, 4096, 14336, 1) == simt.w4a16_warps(132, 40, 4096, 14336, 1) == 8
+
+
 def test_nan_stays_in_its_row_and_column():
     x, w, scale = make_operands(5, 70, 128)
     plain = scale.view(-1)
