@@ -126,12 +126,14 @@ class PermuteKernel:
         active = cute.ceil_div(end - first, cutlass.max(per_warp, 1))
         start = first + warp_idx * per_warp
         part = Part(start, cutlass.min(start + per_warp, end))
+        # Both passes start with these slots: read their ids once, before the first barrier.
+        own = self.local_expert(operands, part.first + cute.arch.lane_idx(), part.end)
 
         for i in cutlass.range(tidx, active * self.capacity, PERMUTE_THREADS, unroll=1):
             counts[i % self.capacity, i // self.capacity] = Int32(0)
         cute.arch.sync_threads()
         if warp_idx < active:
-            self.count(operands, part, counts, warp_idx)
+            self.count(operands, part, own, counts, warp_idx)
         cute.arch.sync_threads()
         if cutlass.const_expr(self.phase in ("count", "cluster")):
             self.hand_over(operands, cta, tidx, active, counts)
@@ -142,7 +144,7 @@ class PermuteKernel:
             self.add_up(operands, cta, tidx, active, counts, shifts, sums)
             cute.arch.sync_threads()
             if warp_idx < active:
-                self.place(operands, part, counts, shifts, warp_idx)
+                self.place(operands, part, own, counts, shifts, warp_idx)
 
     @cute.jit
     def local_expert(self, operands: PermuteOperands, slot: Int32, end: Int32) -> Int32:
@@ -158,10 +160,9 @@ class PermuteKernel:
         return expert
 
     @cute.jit
-    def count(self, operands: PermuteOperands, part: Part, counts: cute.Tensor, warp_idx: Int32):
-        """Counts the slots of a warp's part, by expert."""
-        lane = cute.arch.lane_idx()
-        expert = self.local_expert(operands, part.first + lane, part.end)
+    def count(self, operands: PermuteOperands, part: Part, own: Int32, counts: cute.Tensor, warp_idx: Int32):
+        """Counts the slots of a warp's part, by expert. own: expert of the lane's first slot."""
+        lane, expert = cute.arch.lane_idx(), own
         for base in cutlass.range(part.first, part.end, WARP_SIZE, unroll=1):
             ahead = self.local_expert(operands, base + WARP_SIZE + lane, part.end)
             mates = cute.arch.match_sync(FULL, expert, "any")
@@ -246,13 +247,13 @@ class PermuteKernel:
         self,
         operands: PermuteOperands,
         part: Part,
+        own: Int32,
         counts: cute.Tensor,
         shifts: cute.Tensor,
         warp_idx: Int32,
     ):
-        """Places the rows of a warp's part."""
-        lane = cute.arch.lane_idx()
-        expert = self.local_expert(operands, part.first + lane, part.end)
+        """Places the rows of a warp's part. own: expert of the lane's first slot."""
+        lane, expert = cute.arch.lane_idx(), own
         for base in cutlass.range(part.first, part.end, WARP_SIZE, unroll=1):
             slot = base + lane
             ahead = self.local_expert(operands, slot + WARP_SIZE, part.end)
