@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from nvfp4_cute.emulator.record.events import ClusterTrace, Event, LaunchTrace
-from nvfp4_cute.emulator.record.representatives import FEW_EVENTS
 from nvfp4_cute.errors import EmulatorError
 
 SCHEDULERS = 4
@@ -240,13 +239,14 @@ class Grid:
         """Returns when clusters with a replayed first share of events would end at the pace since their marks.
 
         Among clusters with equal shares, warps of a role all continue at the mean rate, because they share their
-        bottleneck. Tiles that are not replayed may share fewer inputs, so the end is not before device memory has
-        delivered all of them.
+        bottleneck. Warps without marks, as those of the epilogue, end as long after them as with the replayed tiles.
+        Tiles that are not replayed may share fewer inputs, so the end is not before device memory has delivered all
+        of them.
 
         Raises:
             EmulatorError: no warp reached the end of its share.
         """
-        end, paces = self.least, self._paces()
+        end, paces = 0.0, self._paces()
         if not paces:
             raise EmulatorError(
                 "of the first tiles of a launch nothing follows: none of its warps got through them"
@@ -254,13 +254,20 @@ class Grid:
         for (share, role), (reached, half) in paces.items():
             half = self._steady.get((share, role), half)
             end = max(end, reached + half * 2 * (1 - share) / share)
-        return end
+        return max(self.least, end + self._tail())
+
+    def _tail(self) -> float:
+        """Returns the time from the end of the last marked warp until all other warps wait for more tiles."""
+        last = max(warp.ended for warp in self.marks)
+        clusters = {id(warp.cta.cluster): warp.cta.cluster for warp in self.marks}.values()
+        waits = [wait for one in clusters for barrier in one.barriers.values() for wait in barrier.waiting]
+        return max([0.0, *(since - last for _, warp, since in waits if warp.marked < 0)])
 
     def _paces(self) -> dict[tuple[float, str], tuple[float, float]]:
         """Returns, by share and role of warps, when they reached the end of their events, and their time since their marks."""
         alike: dict[tuple[float, str], list[Warp]] = defaultdict(list)
         for warp in self.marks:
-            if 0 <= warp.marked < warp.ended and len(warp.events) > FEW_EVENTS + 1:
+            if 0 <= warp.marked < warp.ended:
                 alike[warp.cta.cluster.trace.share, warp.role].append(warp)
         return {
             kind: (

@@ -49,6 +49,19 @@ def test_clusters_that_are_there_for_some_tiles_take_the_time_of_the_whole(kept)
     assert times[1] == pytest.approx(times[0], rel=0.02)
 
 
+def test_a_warp_with_a_long_setup_does_not_change_the_time_of_the_other_tiles():
+    """The consumer does as much before its first tile as for 40 tiles. It has no mark, because the producer loads."""
+    whole = pair(100, 0, 900.0)
+    producer, consumer = whole.warps[0]
+    loads = [one for event in producer for one in ((Op.ASYNC_READ, ()), event)[event[0] is not Op.SLEEP :]]
+    setup = [(Op.READ, i, ()) for i in range(80)]
+    whole = replace(whole, warps=[[loads, [*setup, *consumer]]])
+    cut = begun(whole, 0.3)
+    assert [(Op.MARK,) in warp for warp in cut.warps[0]] == [True, False]
+    times = [replay(B200, LaunchTrace("k", 1, [cluster])).cycles for cluster in (whole, cut)]
+    assert times[1] == pytest.approx(times[0], rel=0.02)
+
+
 @pytest.mark.parametrize(("shared", "expected"), [(2, modelled.REPLAYED_TILES[-1]), (5, None)])
 def test_all_tiles_are_replayed_where_those_in_the_middle_share_more_of_the_inputs(shared, expected):
     """Pairs of 60 tiles share weights. In the middle, ``shared`` of ten tiles do."""

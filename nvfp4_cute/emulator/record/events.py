@@ -77,7 +77,8 @@ class ClusterTrace:
 
     Attributes:
         loaded, stored: bytes of global memory that all its instructions load and store.
-        share: the recorded part of the cluster's events, its first tiles. If it is less than 1, every list has a MARK.
+        share: the recorded part of the cluster's events, its first tiles. If it is less than 1, lists of warps that
+            load or multiply have a MARK.
     """
 
     origin: tuple[int, int, int]

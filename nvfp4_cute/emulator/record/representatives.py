@@ -22,8 +22,12 @@ MOST_OF_A_KIND = 4
 """Number of executed clusters of a kind if their shapes differ."""
 FEW_EVENTS = 64
 """Number of events of a warp below which all of them are replayed."""
-OF_TILES = frozenset({Op.WAIT, Op.LOAD, Op.ASYNC_READ, Op.MMA, Op.WGMMA, Op.MATRIX})
+WORK = frozenset({Op.LOAD, Op.ASYNC_READ, Op.MMA, Op.WGMMA, Op.MATRIX})
+"""Events of warps that load operands or multiply: equally many in every step of the main loop."""
+OF_TILES = WORK | {Op.WAIT}
 """Events the first of which begins a warp's first tile."""
+MORE_EVENTS = 1.5
+"""Share of the events of other warps, as of the epilogue, over that of these warps: they are there for all tiles of these."""
 MOVING = frozenset({Op.LOAD, Op.PREFETCH, Op.STORE, Op.WRITE, Op.READ})
 """Events with addresses of operands."""
 
@@ -200,17 +204,23 @@ def begun(trace: ClusterTrace, share: float) -> ClusterTrace:
     """Returns the first share of every warp's tiles, with a mark at half of it.
 
     Warps with few events are independent of tiles, and so are the events of a warp before its first tile; all of these
-    are included. An epilogue warp can have more events before its first tile than in ten tiles.
+    are included. An epilogue warp can have more events before its first tile than in ten tiles. Its events differ from tile to
+    tile, so it has no mark and a larger share, if other warps of the cluster load or multiply.
     """
     if share == 1:
         return trace
+    works = {id(events): any(event[0] in WORK for event in events) for cta in trace.warps for events in cta}
+    some_work = any(works.values())
 
     def first(events: list[Event]) -> list[Event]:
+        if len(events) <= FEW_EVENTS:
+            return events
         start = next((place for place, event in enumerate(events) if event[0] in OF_TILES), 0)
         of_tiles = ceil(share * (len(events) - start))
-        count = max(start + of_tiles, min(len(events), FEW_EVENTS))
-        half = start + of_tiles // 2
-        return [*events[:half], (Op.MARK,), *events[half:count]]
+        if some_work and not works[id(events)]:
+            return events[: start + ceil(MORE_EVENTS * of_tiles)]
+        half, end = start + of_tiles // 2, start + of_tiles
+        return [*events[:half], (Op.MARK,), *events[half:end]]
 
     return replace(trace, warps=[[first(events) for events in cta] for cta in trace.warps], share=share)
 
