@@ -4,6 +4,7 @@ The flat list has one tensor per group, or one for all groups. For quantized res
 """
 
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -111,11 +112,18 @@ def _results(
 ) -> list[BlockScaledTensor]:
     """Makes tensors of quantized rows in bytes and their scales. All data share one dtype, and so do all scales."""
     data, scales = _stored(data, format.element), _stored(scales, format.scale)
-    make, elements = _maker(format.scale_layout, format), format.elements
+    make, per_byte = _maker(format.scale_layout, format), format.elements(1)
+    shape_of = _shape_of.__wrapped__ if torch.compiler.is_compiling() else _shape_of
     return [
-        make(one, scale, factor, (*one.shape[:-1], elements(one.shape[-1])))
+        make(one, scale, factor, shape_of(one.shape, per_byte))
         for one, scale, factor in zip(data, scales, factors, strict=True)
     ]
+
+
+@lru_cache(maxsize=4096)
+def _shape_of(data: torch.Size, per_byte: int) -> tuple[int, ...]:
+    """Returns the shape of a tensor with data of this shape. Remembered, because it costs as much as the rest of a tensor."""
+    return (*data[:-1], data[-1] * per_byte)
 
 
 def _stored(tensors: list[torch.Tensor], number: NumberType) -> list[torch.Tensor]:
