@@ -1,8 +1,8 @@
 """Other people's kernels on the virtual GPU: scripts and test suites from a user's checkouts, unmodified.
 
 Each of CUTLASS's CuTe DSL examples runs through `nvfp4-cute emulate` and compares its result with its own reference.
-Test suites of other projects run through `pytest --cute-emulate`. A run passes if it ends with exit code 0 and the
-checker, if it is on, reports no hazard.
+Test suites of other projects run through `pytest --cute-emulate`. Kernels of wheels are called by the files of
+`bench/witnesses`. A run passes if it ends with exit code 0 and the checker, if it is on, reports no error.
 """
 
 import argparse
@@ -32,6 +32,9 @@ from tqdm import tqdm
 
 from nvfp4_cute import env
 from nvfp4_cute.bench.public_cases import CASES, EXAMPLES, MORE_CASES, OLD_CASES, SUITES, Case
+from nvfp4_cute.bench.public_judgements import judgement
+from nvfp4_cute.bench.witnesses import wheels
+from nvfp4_cute.bench.witnesses.table import NOT_CALLED, WITNESSES
 from nvfp4_cute.terminal import text_table
 
 SETTINGS = ("eager", "lazy", "random:7", "eager+check")
@@ -48,7 +51,7 @@ OTHER_DSL = "other DSL"
 MISSING_IN_DSL = re.compile(r"(?:Attribute|Import|ModuleNotFound)Error: .*\bcutlass\b")
 """Python's message for a script that is written for a different version of CuTe DSL."""
 
-CHECKED = re.compile(r"^nvfp4-cute emulate: \d+ launch(es)? checked: .*\n?", re.M)
+CHECKED = re.compile(r"^nvfp4-cute emulate: (\d+ launch(es)? checked: |nothing was checked).*\n?", re.M)
 """Last line of a checked script, however it ends."""
 
 REPORTED = re.compile(r"\b(?:error|warning|note)s? in kernel `")
@@ -64,7 +67,13 @@ examples:
   python -m nvfp4_cute.bench.public_kernels ~/cutlass --only tutorial              those of the tutorial
   python -m nvfp4_cute.bench.public_kernels ~/cutlass --only 'grouped.* 2,2' --settings lazy+check
   python -m nvfp4_cute.bench.public_kernels ~/cutlass --project quack=~/quack --project flash-attention=~/flash-attention
+  python -m nvfp4_cute.bench.public_kernels ~/cutlass --wheels ~/wheels --only lightmoe
   python -m nvfp4_cute.bench.public_kernels ~/cutlass --record runs.jsonl --save bench/results/public_kernels.md
+
+fetch wheels, without their dependencies (Triton, einops and transformers must be importable for some):
+  python -m pip download --no-deps --dest ~/wheels --python-version 3.12 --only-binary :all: lightmoe b12x dist-moe \\
+      liger-kernel sonic-moe quack-kernels nvidia-cutlass-operators
+  python -m pip download --no-deps --dest ~/wheels nvidia-cudnn-frontend sglang
 """
 
 
@@ -110,7 +119,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not folder.is_dir():
         parser.error(f"{args.checkout} is no CUTLASS checkout: there is no {EXAMPLES} in it")
     folders = {"cutlass": folder, **dict(args.project)}
-    known = [*CASES, *MORE_CASES, *OLD_CASES, *SUITES]
+    packages = _packages(args.wheels)
+    folders.update(dict.fromkeys(packages, Path(wheels.__file__).parent))
+    known = [*CASES, *MORE_CASES, *OLD_CASES, *SUITES, *WITNESSES]
     cases = [case for case in known if case.project in folders and re.search(args.only, str(case))]
     if not cases:
         parser.error(f"no script matches {args.only!r}; --list shows them")
@@ -118,11 +129,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         print("\n".join(map(str, cases)))
         return 0
     limits = partial(run_one, sm_count=args.sm_count, timeout=args.timeout, cores=_free_cores(args.jobs))
-    run = lambda case, setting: limits(case, setting, folder=folders[case.project])
+    run = lambda case, setting: limits(
+        case, setting, folder=folders[case.project], packages=packages.get(case.project, ())
+    )
     record = Record(args.record)
     results = run_all(cases, args.settings, run, args.jobs, record, args.deadline)
     marks = record.marks(results)
     heading = _heading(args.checkout, args.sm_count, results, record)
+    if packages:
+        found = sorted({path.name for paths in packages.values() for path in paths})
+        heading = f"{heading} Wheels: {', '.join(found)}."
     table = results_table(cases, args.settings, results, marks)
     passed = sum(result.passed for result in results.values())
     ran = sum(result.verdict != NOT_RUN for result in results.values())
@@ -132,7 +148,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args.save:
         args.save.write_text(
             f"# Public kernels on the emulator\n\n{heading} {MADE_BY}\n\n{total}\n\n```\n{table}\n```\n\n"
-            f"## What did not pass\n\n{what_did_not_pass(results)}\n"
+            f"## What did not pass, with our judgement\n\n{what_did_not_pass(results)}\n\n"
+            f"## Kernels without a row\n\n{not_called()}\n"
         )
     return 0 if passed == len(results) else 1
 
@@ -153,6 +170,12 @@ def _parser() -> argparse.ArgumentParser:
         metavar="PROJECT=FOLDER",
         help=f"also a project ({', '.join(PROJECTS)}) of which FOLDER is a checkout; what its tests need can be imported; may be "
         "repeated",
+    )
+    parser.add_argument(
+        "--wheels",
+        type=Path,
+        metavar="FOLDER",
+        help="also kernels of the wheels in FOLDER, which are unpacked and not installed",
     )
     parser.add_argument("--only", default="", metavar="REGEX", help="on architecture, script and arguments")
     parser.add_argument(
@@ -192,6 +215,15 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--save", type=Path, metavar="FILE", help="also write the table as Markdown")
     parser.add_argument("--list", action="store_true", help="print what would run, and stop")
     return parser
+
+
+def _packages(folder: Path | None) -> dict[str, Sequence[Path]]:
+    """Unpacks the wheels in `folder`. Returns the folders of each project whose wheels are all there."""
+    if folder is None:
+        return {}
+    scratch = env.user_data_dir() / "public_kernels" / "wheels"
+    found = {project: wheels.unpack(project, folder, scratch) for project in wheels.PACKAGES}
+    return {project: paths for project, paths in found.items() if paths}
 
 
 def _free_cores(jobs: int) -> "Queue[int] | None":
@@ -321,14 +353,22 @@ def run_one(
     sm_count: int,
     timeout: float,
     cores: "Queue[int] | None" = None,
+    packages: Sequence[Path] = (),
 ) -> Result:
-    """Runs one script in a separate process. `timeout`: seconds of wall time. `cores`: free cores; the script gets one."""
+    """Runs one script in a separate process.
+
+    `timeout`: seconds of wall time. `cores`: free cores; the script gets one. `packages`: folders in front of the module path.
+    """
     command = _command(case, setting, folder, sm_count)
     core = None if cores is None else cores.get()
     with tempfile.TemporaryFile("w+") as output:
         stdout = output if case.suite else subprocess.DEVNULL
         process = subprocess.Popen(
-            command, stdout=stdout, stderr=output, cwd=folder if case.suite else None, env=_environment(case)
+            command,
+            stdout=stdout,
+            stderr=output,
+            cwd=folder if case.suite else None,
+            env=_environment(case, packages),
         )
         if core is not None:
             os.sched_setaffinity(process.pid, {core})  # before it has threads
@@ -375,9 +415,13 @@ def _command(case: Case, setting: str, folder: Path, sm_count: int) -> list[str]
     return [*command, str(folder / case.script), *case.arguments.split()]
 
 
-def _environment(case: Case) -> dict[str, str]:
+def _environment(case: Case, packages: Sequence[Path] = ()) -> dict[str, str]:
     """Returns this process's environment, with one kernel cache per architecture, because QuACK's keys do not contain it."""
-    return env.with_variables({"QUACK_CACHE_DIR": str(env.user_data_dir() / "public_kernels" / case.arch)})
+    values = env.with_variables({"QUACK_CACHE_DIR": str(env.user_data_dir() / "public_kernels" / case.arch)})
+    if packages:
+        earlier = filter(None, [values.get("PYTHONPATH")])
+        values["PYTHONPATH"] = os.pathsep.join([*map(str, packages), *earlier])
+    return values
 
 
 def _verdict(returncode: int, message: str) -> str:
@@ -442,8 +486,14 @@ def what_did_not_pass(results: Results) -> str:
         first = said[1].strip() if heading else said[0]
         first = re.sub(r" \(/[^)]*\)", "", first)  # path of a module on this machine
         settings = ", ".join(setting for setting, _ in runs)
-        lines.append(f"- {case}, {settings}: {verdict}: {first[:LINE_CHARACTERS]}")
+        judged = judgement(case, verdict, first)
+        lines.append(f"- {case}, {settings}: {verdict}: {first[:LINE_CHARACTERS]}\n  {judged}")
     return "\n".join(lines) or "Nothing."
+
+
+def not_called() -> str:
+    """Returns one line per project with kernels that no row calls, and the reason."""
+    return "\n".join(f"- {project}: {reason}" for project, reason in NOT_CALLED)
 
 
 def _made_now() -> str:

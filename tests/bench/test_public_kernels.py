@@ -3,11 +3,15 @@
 With NVFP4_CUTE_CUTLASS set, also runs its scripts.
 """
 
+import zipfile
+from pathlib import Path
+
 import pytest
 
 from nvfp4_cute import env
-from nvfp4_cute.bench import public_cases, public_kernels
+from nvfp4_cute.bench import public_cases, public_judgements, public_kernels
 from nvfp4_cute.bench.public_kernels import Result
+from nvfp4_cute.bench.witnesses import table, wheels
 
 CASES = (public_cases.Case("good.py", "sm_100a", "--mnk 1,2,3"), public_cases.Case("bad.py", "sm_90a"))
 VERDICTS = {"good.py": "pass", "bad.py": "FAIL"}
@@ -29,7 +33,7 @@ def checkout(tmp_path, monkeypatch):
 def runs(monkeypatch):
     made = []
 
-    def run_one(case, setting, *, folder, sm_count, timeout, cores):
+    def run_one(case, setting, *, folder, sm_count, timeout, cores, packages):
         made.append((case.script, setting))
         return Result(VERDICTS[case.script], 1.5, 1000, "what it said")
 
@@ -166,6 +170,69 @@ def test_a_report_of_the_checker_is_a_hazard():
     said = public_kernels._last_words(text + "nvfp4-cute emulate: 3 launches checked: 1 error\n")
     assert said.startswith(report) and public_kernels._verdict(1, said) == "hazard"
     assert public_kernels._verdict(1, "nvfp4-cute emulate: there is no file `x`") == "FAIL"
+
+
+@pytest.fixture
+def wheel_row(checkout, monkeypatch):
+    """A wheel with one module, and a kernel of it whose file prints where the module lies."""
+    for name in ("CASES", "MORE_CASES", "OLD_CASES", "SUITES"):
+        monkeypatch.setattr(public_kernels, name, ())
+    monkeypatch.setattr(wheels, "PACKAGES", {"pack": ("pack",)})
+    monkeypatch.setattr(
+        public_kernels, "WITNESSES", (public_cases.Case("run_pack.py", "sm_100a", "first", "pack"),)
+    )
+    monkeypatch.setenv("XDG_DATA_HOME", str(checkout / "data"))
+    (checkout / "wheels").mkdir()
+    return checkout
+
+
+def test_kernels_of_wheels_are_called(wheel_row, monkeypatch):
+    """The wheel is unpacked once, and its folder precedes the module path of the run."""
+    with zipfile.ZipFile(wheel_row / "wheels/pack-1.0-py3-none-any.whl", "w") as wheel:
+        wheel.writestr("pack/__init__.py", "x = 1")
+        wheel.writestr("pack/library.bin", "x")
+    made = []
+
+    def run_one(case, setting, *, folder, packages, **others):
+        made.append((folder, packages))
+        return Result("pass", 1.0, 10)
+
+    monkeypatch.setattr(public_kernels, "run_one", run_one)
+    page = wheel_row / "page.md"
+    arguments = [
+        str(wheel_row),
+        "--wheels",
+        str(wheel_row / "wheels"),
+        "--settings",
+        "eager",
+        "--save",
+        str(page),
+    ]
+    assert public_kernels.main(arguments) == 0
+    ((folder, packages),) = made
+    assert (folder / "run_lightmoe.py").is_file() and [path.name for path in packages] == ["pack-1.0"]
+    assert [path.name for path in (packages[0] / "pack").iterdir()] == ["__init__.py"]
+    path = public_kernels._environment(public_kernels.WITNESSES[0], packages)["PYTHONPATH"]
+    assert path.split(":")[0] == str(packages[0])
+    assert "pack-1.0" in page.read_text() and "Kernels without a row" in page.read_text()
+
+
+def test_a_missing_wheel_has_no_rows(wheel_row):
+    with pytest.raises(SystemExit):
+        public_kernels.main([str(wheel_row), "--wheels", str(wheel_row / "wheels")])
+
+
+def test_findings_are_judged():
+    """Each judgement matches its own kind; anything else says that nobody judged it."""
+    case = public_cases.Case("mla.py", "sm_100a")
+    assert "CTA scope" in public_judgements.judgement(case, "hazard", "silicon: remote-arrival-scope: x")
+    assert public_judgements.judgement(case, "FAIL", "something new") == "Not judged (FAIL)."
+
+
+def test_files_that_call_kernels_have_a_run_of_every_name():
+    for case in table.WITNESSES:
+        text = (Path(wheels.__file__).parent / case.script).read_text()
+        assert f'"{case.arguments}"' in text or case.arguments.replace("-", "_") in text, str(case)
 
 
 def test_each_architecture_has_a_cache_of_its_own():

@@ -32,3 +32,10 @@ def test_operations_of_torch_lie_between_launches(monkeypatch):
         assert not calls
         x.zero_(), x + 1, torch.zeros(3, device="cuda")
     assert len(calls) == 3
+
+
+def test_a_tensor_records_a_stream():
+    """Torch's own method accepts streams of torch only."""
+    with emulated_cuda(VirtualGpu("sm_100a")):
+        torch.zeros(4, device="cuda").record_stream(torch.cuda.Stream())
+    assert torch.Tensor.record_stream is torch._C.TensorBase.record_stream

@@ -49,6 +49,8 @@ def emulated_cuda(gpu: VirtualGpu) -> Iterator[None]:
         stack.enter_context(replaced(torch.accelerator, **accelerator_module(cuda)))
         stack.enter_context(replaced(torch.cuda.nvtx, **nvtx_module()))
         stack.enter_context(replaced(torch.profiler, profile=Profile))
+        # torch's own method rejects a stream of the virtual GPU before it asks the mode.
+        stack.enter_context(replaced(torch.Tensor, record_stream=lambda tensor, stream: None))
         stack.enter_context(replaced(torch.version, cuda=CUDA_VERSION))
         stack.enter_context(
             replaced(
@@ -89,7 +91,6 @@ class DeviceMode(TorchFunctionMode):
             torch.Tensor.get_device: lambda tensor: 0 if self.memory.is_device(tensor) else -1,
             torch.Tensor.pin_memory: self._pin_memory,
             torch.Tensor.is_pinned: lambda tensor, device=None: self.memory.is_pinned(tensor),
-            torch.Tensor.record_stream: lambda tensor, stream: None,
             torch.Tensor.numpy: self._numpy,
             torch.Tensor.__array__: self._numpy,
             torch.Tensor.__dlpack__: self.bridges.capsule,

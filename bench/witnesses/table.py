@@ -1,0 +1,72 @@
+"""Rows of the public table whose kernels are called from wheels, and kernels that are not called."""
+
+from nvfp4_cute.bench.public_cases import Case
+
+NAMES: dict[tuple[str, str], tuple[str, ...]] = {
+    ("lightmoe", "sm_100a"): (
+        "dense", "grouped", "grouped-pair", "grouped-dynamic", "dispatch", "quantize-rowwise", "quantize-both", "decode-1",
+        "decode-5", "decode-relu2", "decode-70", "prefill-40", "train",
+    ),
+    ("dist-moe", "sm_100a"): (
+        "fprop", "dgrad", "wgrad", "fprop-static", "quantize-mxfp8", "quantize-nvfp4", "fprop-mxfp8", "fprop-nvfp4", "rms-norm",
+        "rms-norm-narrow", "rms-norm-combine",
+    ),
+    ("b12x", "sm_120a"): ("quantize-nvfp4", "quantize-mxfp8", "gemm-nvfp4", "gemv-bf16"),
+    ("cudnn", "sm_100a"): (
+        "gemm-amax", "gemm-swiglu", "rms-norm-rht", "rms-norm", "layer-norm", "causal-conv1d", "vision-rope-backward",
+        "nsa-selection", "grouped-gemm-quant", "grouped-gemm-srelu", "indexer-backward",
+    ),
+    ("flashinfer-wheel", "sm_100a"): ("top-k", "grouped-gemm-masked"),
+    ("sglang", "sm_100a"): (
+        "bf16-gemm", "bf16-gemm-128", "fused-a-gemm", "dual-gemm", "router", "rms-norm-scale-shift", "layer-norm-scale-shift",
+        "kda-decode", "gdn-decode", "gdn-decode-32", "gdn-kkt", "gdn-output", "kda-kkt",
+    ),
+    ("liger", "sm_100a"): (
+        "rms-norm", "layer-norm", "softmax", "swiglu", "geglu", "add-rms-norm", "cross-entropy",
+        "kl-div", "jsd",
+    ),
+    ("liger", "sm_90a"): ("rms-norm", "swiglu"),
+    ("operators", "sm_100a"): ("persistent", "preferred-cluster", "custom-epilogue", "sm80"),
+    ("sonic-moe", "sm_100a"): ("softmax-over-top-k", "top-k-over-softmax"),
+}  # fmt: skip
+"""Kernels of each project and architecture, as the file of the project names them."""
+
+WITNESSES: tuple[Case, ...] = tuple(
+    Case(f"run_{project.removesuffix('-wheel').replace('-', '_')}.py", arch, name, project)
+    for (project, arch), names in NAMES.items()
+    for name in names
+)
+
+NOT_CALLED: tuple[tuple[str, str], ...] = (
+    (
+        "DeepGEMM",
+        "54e2261 contains CUDA C++ and no kernel of CuTe DSL; the package index has no wheel that does.",
+    ),
+    (
+        "TensorRT-LLM",
+        "the package index has no wheel, and its repository cannot be fetched whole here. FlashInfer has ports of its top-k "
+        "(`public_bugs.md`) and block-scaled grouped kernels.",
+    ),
+    (
+        "LightMoE",
+        "wgrad with a persistent scheduler, which the package never calls: the emulator names its hang.",
+    ),
+    ("Dist-MoE", "kernels that dispatch and combine over several GPUs: one process has one virtual GPU."),
+    (
+        "cuDNN frontend",
+        "its norms import `cutlass.primitives`, which CuTe DSL 4.8.1 does not have (two rows show it); attention, convolution "
+        "and linear attention in its Frost templates, about 500 kernels.",
+    ),
+    ("FlashInfer", "the wheel's fused experts, GDN, KDA, MLA and top-k beyond the rows of its test suite."),
+    ("b12x", "attention, experts, sequence and communication: their plans need a served model's caches."),
+    (
+        "SGLang",
+        "its copy of flash-attention, which has rows of its own, and kernels that reduce over several GPUs.",
+    ),
+    (
+        "Liger",
+        "RoPE and the fused linear cross-entropy launch kernels of Triton as well, which the emulator does not run; "
+        "`liger_cute_kernels` is CUDA C++.",
+    ),
+)
+"""Projects, and what of them no row calls, with the reason."""
