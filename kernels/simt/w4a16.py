@@ -37,6 +37,7 @@ from nvfp4_cute.planning.arch.simt import UNIT_ROWS, W4A16_CHUNK_K, WARP_SIZE
 
 from ..common import fp8, ptx, ue8m0
 from ..common.bias import bias_pointer, load_bias
+from ..common.e2m1 import e2m1_pairs
 from ..common.global_access import KEEP, READ_ONCE, global_scalar, load_words
 from ..common.int4 import Int4Decoding, codes_four_apart
 from ..common.versions import SmemAllocator
@@ -58,31 +59,29 @@ SMEM_CARVEOUT_PERCENT = 20
 
 @dataclass(frozen=True)
 class FloatFormat:
-    """Conversion of e2m1 to a 16-bit float: sign to the top, exponent and mantissa to the bottom of the exponent field.
+    """Conversion of weights to a 16-bit float.
 
-    The bits then mean the value times 2^(1 - bias), also for subnormal ones. An e4m3 scale times 2^(bias - 8) completes
-    that to the weight times 2^-7, exactly in both formats and within their range.
+    ``common.e2m1`` returns values times 2^(1 - bias). An e4m3 scale times 2^(bias - 8) completes that to the weight times
+    2^-7, exactly in both formats and within their range.
 
     Attributes:
         name: name in PTX.
-        magnitude_shift: shift of the three low bits of e2m1.
         scale_factor: factor of scales, except ue8m0.
         weight_factor: factor of the sums at the end.
     """
 
     name: str
-    magnitude_shift: int
     scale_factor: float
     weight_factor: float
 
 
-FP16 = FloatFormat("f16", 9, 2.0**7, 2.0**7)
-BF16 = FloatFormat("bf16", 6, 2.0**119, 2.0**7)
-BF16_OF_UE8M0 = FloatFormat("bf16", 6, 1.0, 2.0**ue8m0.OPERAND_EXPONENT)
+FP16 = FloatFormat("f16", 2.0**7, 2.0**7)
+BF16 = FloatFormat("bf16", 2.0**119, 2.0**7)
+BF16_OF_UE8M0 = FloatFormat("bf16", 1.0, 2.0**ue8m0.OPERAND_EXPONENT)
 # Instructions convert elements of 8 bits; 448 * 2^127 and 57344 * 2^127 over these factors are inside bf16's range.
-BF16_OF_FP8 = {"e4m3": FloatFormat("bf16", 0, 1.0, 2.0**8), "e5m2": FloatFormat("bf16", 0, 1.0, 2.0**16)}
+BF16_OF_FP8 = {"e4m3": FloatFormat("bf16", 1.0, 2.0**8), "e5m2": FloatFormat("bf16", 1.0, 2.0**16)}
 # Weights without a factor: integers, and e4m3 without scale (which both types hold) if sums are multiplied by scales.
-AS_IT_IS = {name: FloatFormat(name, 0, 1.0, 1.0) for name in ("f16", "bf16")}
+AS_IT_IS = {name: FloatFormat(name, 1.0, 1.0) for name in ("f16", "bf16")}
 # prmt: two pairs of the bytes in two words that are four apart.
 APART = (0x5140, 0x7362)
 
@@ -421,15 +420,10 @@ class W4A16Kernel:
             if scale is not None:
                 pairs = [[ptx.mul_f32(value, scale) for value in pair] for pair in pairs]
             return [ptx.pack_16x2(*pair, True) for pair in pairs]
-        (word,) = words
-        magnitude = 0x7 << self.format.magnitude_shift
-        pairs = []
-        for i in range(4):
-            sign = shifted(word, 12 - 4 * i) & Uint32(0x80008000)
-            rest = shifted(word, self.format.magnitude_shift - 4 * i) & Uint32(magnitude << 16 | magnitude)
-            pair = ue8m0.lifted(sign | rest) if self.has_powers else sign | rest
-            pairs.append(ptx.mul_x2(pair, scale, self.format.name))
-        return pairs
+        pairs = e2m1_pairs(*words, self.format.name)
+        if self.has_powers:
+            pairs = [ue8m0.lifted(pair) for pair in pairs]
+        return [ptx.mul_x2(pair, scale, self.format.name) for pair in pairs]
 
 
 @cute.jit
@@ -459,11 +453,6 @@ def load_weights(
             words = load_words(source.sfb + Int64(chunk // chunks) * scale_bytes, num_scales, KEEP)
         for i in cutlass.range_constexpr(num_scales):
             scales[i] = words[i]
-
-
-def shifted(word: Uint32, left: int) -> Uint32:
-    """Shifts left, or right for negative ``left``."""
-    return word << left if left >= 0 else word >> -left
 
 
 def paired(words: list) -> list:
