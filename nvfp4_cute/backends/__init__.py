@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from contextlib import suppress
-from functools import partial
+from functools import cache, partial
 from importlib import import_module
 
 import torch
@@ -75,16 +75,35 @@ def run_task(name: str, task: Task) -> Launch | None:
         return run(task)
 
 
+def planned(name: str, task: Task) -> Launch | None:
+    """Returns the launch of a task on a GPU without enqueuing it.
+
+    None from other backends, for a task without work, and while kernels are only planned.
+    """
+    if resolve(name, task.device) != "cuda" or task.is_empty or is_planning():
+        return None
+    if task.device.type != "cuda":  # checks read integers only there
+        _clear_integers(task)
+    from nvfp4_cute.backends import cuda
+
+    return cuda.planned(task)
+
+
 def _plan(name: str, task: Task) -> None:
-    """Requests the kernel of a task without launching it. Integers that later operations read, such as row counts, are zeros."""
-    for _, tensor, is_written in task.tensors():
-        if is_written and tensor.dtype == torch.int32:
-            tensor.zero_()
+    """Requests the kernel of a task without launching it."""
+    _clear_integers(task)
     if resolve(name, task.device) == "reference":
         return
     is_emulated = task.device.type != "cuda"
     with suppress(NotCompiled):
         task.launch(gpu_of(name, task.device), for_emulator=is_emulated)
+
+
+def _clear_integers(task: Task) -> None:
+    """Clears the integers that a task would write and later operations read, such as ends of groups."""
+    for _, tensor, is_written in task.tensors():
+        if is_written and tensor.dtype == torch.int32:
+            tensor.zero_()
 
 
 def gpu_of(name: str, device: torch.device) -> targets.Gpu:
@@ -94,7 +113,23 @@ def gpu_of(name: str, device: torch.device) -> targets.Gpu:
         ValueError: ``name`` is unknown.
         UnsupportedTarget: the GPU to emulate is unknown.
     """
-    module, _, target = resolve(name, device).partition(":")
-    if module == "cuda" and device.type == "cuda":
-        return targets.gpu_of(device)
+    return _gpu(resolve(name, device), device)
+
+
+def gpu_of_kernels(name: str, device: torch.device) -> targets.Gpu | None:
+    """Returns what :func:`gpu_of` returns, and None for the reference."""
+    resolved = resolve(name, device)
+    return None if resolved == "reference" else _gpu(resolved, device)
+
+
+def _gpu(resolved: str, device: torch.device) -> targets.Gpu:
+    if resolved == "cuda" and device.type == "cuda":
+        return targets.gpu_of(device) if device.index is None else _gpu_at(device)
+    target = resolved.partition(":")[2]
     return (targets.lookup(target) if target else targets.B200).gpu
+
+
+@cache
+def _gpu_at(device: torch.device) -> targets.Gpu:
+    """Caches what torch needs many calls for, while layers ask in each call."""
+    return targets.gpu_of(device)

@@ -1,22 +1,28 @@
 """The common path of every call: a known signature launches at once; others are checked, planned, run and remembered.
 
-Consecutive calls are remembered together (``chain``). The next time, one comparison of signatures serves all of them.
+Consecutive calls are remembered together (``chain``). The next time, one comparison of signatures serves all of them, with many
+rows (``chain_of_rows``) whatever their number is.
 """
 
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
 
 from nvfp4_cute import backends
+from nvfp4_cute.compile.cache import is_planning
 from nvfp4_cute.formats.block_format import BlockFormat
 from nvfp4_cute.launch import prepared
-from nvfp4_cute.launch.prepared import PreparedCall
-from nvfp4_cute.launch.prepared_chain import Made, PreparedChain
+from nvfp4_cute.launch.prepared import Launchable, PreparedCall
+from nvfp4_cute.launch.prepared_chain import Made, PreparedChain, PreparedProduct, TorchStep
 from nvfp4_cute.launch.table_task import TableTask
 from nvfp4_cute.launch.task import Task
+from nvfp4_cute.planning.rows import rounded_rows
+
+# From this many rows on, servers call with any number of them, outside of CUDA graphs.
+MANY_ROWS = 64
 
 
 class LaunchedChain(NamedTuple):
@@ -32,14 +38,27 @@ class _OfThread(threading.local):
 
     Attributes:
         made: calls of a chain, None for a call that cannot be part of it.
+        is_rehearsed: whether nothing is launched; a call that cannot be part of the chain raises _CannotRehearse.
         launched: launched chains.
     """
 
-    made: list[Made | None] | None = None
+    made: list[Made | TorchStep | None] | None = None
+    is_rehearsed = False
     launched: list[LaunchedChain] | None = None
 
 
 _watched = _OfThread()
+
+
+class _CannotRehearse(Exception):  # noqa: N818, not an error: the calls run one by one
+    """Raised in a rehearsal by what cannot be prepared without running."""
+
+
+class _RunsOneByOne:
+    """What is kept for calls that no rehearsal prepares."""
+
+    def try_launch(self, inputs: list[Any], outs: list[Any]) -> None:
+        """Returns None."""
 
 
 def call(
@@ -65,6 +84,8 @@ def call(
         The outputs: ``outs``, or new tensors.
     """
     key, known = prepared.lookup(inputs + outs if outs else inputs, *settings, len(outs), backend)
+    if _watched.is_rehearsed:
+        return _rehearsed(backend, key, known, inputs, outs, check, *arguments)
     if known is not None:
         launched = known.try_launch(inputs, outs)
         if launched is not None:
@@ -82,6 +103,35 @@ def call(
     return results
 
 
+def _rehearsed(
+    backend: str,
+    key: tuple | None,
+    known: Launchable | None,
+    inputs: list[Any],
+    outs: list[Any],
+    check: Callable[..., Any],
+    *arguments: Any,
+) -> list[torch.Tensor]:
+    """Prepares a call that a chain will launch, and returns its results, which nothing writes.
+
+    Keeps it if other numbers of rows also ask for it, as for dequantized weights.
+    """
+    if isinstance(known, PreparedCall):
+        call, results = known, outs or known.new_outs()
+    else:
+        task, results = check(*arguments)
+        launch = backends.planned(backend, task)
+        made = None if launch is None else prepared.prepare(launch, [*inputs, *results], len(results))
+        if made is None:
+            raise _CannotRehearse
+        call = made
+        if key is not None and call.rows is not None and not call.rows.rows:
+            prepared.keep(key, call)
+    assert _watched.made is not None
+    _watched.made.append(Made(call, inputs, results))
+    return results
+
+
 def run(backend: str, task: TableTask) -> None:
     """Computes a checked task. The second task of its kind is launched without building its table (``launch.prepared``).
 
@@ -96,8 +146,88 @@ def run(backend: str, task: TableTask) -> None:
 
 def outside_of_launches() -> None:
     """Tells the current chain, if any, that torch computes a part of it, so that its launches alone cannot repeat it."""
+    if _watched.is_rehearsed:
+        raise _CannotRehearse
     if _watched.made is not None:
         _watched.made.append(None)
+
+
+def by_torch(compute: Callable[..., torch.Tensor], *tensors: torch.Tensor | None) -> torch.Tensor:
+    """Returns ``compute(*tensors)``, torch's product at the end of a chain.
+
+    Args:
+        compute: a function that depends only on these tensors.
+        tensors: inputs of the chain and the result of its only launch; None for absent ones.
+    """
+    if _watched.is_rehearsed and _watched.made is not None:
+        result = torch.empty(0)
+        _watched.made.append(TorchStep(compute, tensors, result))
+        return result
+    outside_of_launches()
+    return compute(*tensors)
+
+
+def chain_of_rows(
+    backend: str, run: Callable[..., torch.Tensor], with_rows: int, *arguments: Any
+) -> torch.Tensor:
+    """Computes like ``chain``. Many rows are prepared once for every range of ``rounded_rows``, which chooses their kernels.
+
+    A rehearsal with the most rows of the range prepares all launches, none of which runs. A call then rewrites the few numbers
+    of the launch tables that follow from its rows, so that a number of rows that was never seen costs no more than another.
+
+    Args:
+        backend, run: see ``chain``.
+        with_rows: number of arguments, at the beginning, that are tensors, or None, with one row per row of the result.
+        arguments: see ``chain``; the first one is a tensor.
+    """
+    rows = arguments[0].shape[0]
+    if rows < MANY_ROWS or _watched.made is not None:
+        return chain(backend, run, *arguments)
+    inputs: list[torch.Tensor] = []
+    settings = _settings(arguments, inputs)
+    capacity, open_ones = rounded_rows(rows), with_rows - settings[:with_rows].count(None)
+    key, known = prepared.lookup(inputs, run, settings, capacity, backend, with_rows=open_ones)
+    if known is None and is_planning():  # also asks for the kernels of the most rows
+        _rehearse(run, capacity, with_rows, open_ones, arguments)
+    elif known is None and key is not None:
+        known = _rehearse(run, capacity, with_rows, open_ones, arguments)
+        prepared.keep(key, known)
+    if known is not None:
+        launched = known.try_launch(inputs, [])
+        if launched is not None:
+            if _watched.launched is not None and isinstance(known, PreparedChain):
+                _watched.launched.append(LaunchedChain(known, inputs, launched[0]))
+            return launched[0]
+    return chain(backend, run, *arguments)
+
+
+def _rehearse(
+    run: Callable[..., torch.Tensor], capacity: int, with_rows: int, open_ones: int, arguments: Sequence[Any]
+) -> Launchable:
+    """Prepares ``run`` for up to ``capacity`` rows without a launch; while kernels are planned, only asks for those."""
+    made: list[Made | TorchStep | None] = []
+    _watched.made, _watched.is_rehearsed = made, not is_planning()
+    try:
+        roomy = {
+            id(x): x.new_empty_strided((capacity, *x.shape[1:]), x.stride())
+            for x in arguments[:with_rows]
+            if x is not None
+        }
+        arguments = [*(roomy.get(id(x)) for x in arguments[:with_rows]), *arguments[with_rows:]]
+        result = run(*arguments)
+    except Exception:  # what refuses the call says so when it runs
+        return _RunsOneByOne()
+    finally:
+        _watched.made, _watched.is_rehearsed = None, False
+    inputs: list[torch.Tensor] = []
+    _settings(arguments, inputs)
+    calls = [one for one in made if isinstance(one, Made)]
+    found: Launchable | None = None
+    if len(calls) == len(made):
+        found = PreparedChain.of(inputs, calls, result, open_ones)
+    else:
+        found = PreparedProduct.of(inputs, made, result)
+    return found or _RunsOneByOne()
 
 
 def chain(backend: str, run: Callable[..., torch.Tensor], *arguments: Any) -> torch.Tensor:
@@ -122,13 +252,13 @@ def chain(backend: str, run: Callable[..., torch.Tensor], *arguments: Any) -> to
             if _watched.launched is not None and isinstance(known, PreparedChain):
                 _watched.launched.append(LaunchedChain(known, inputs, launched[0]))
             return launched[0]
-    made: list[Made | None] = []
+    made: list[Made | TorchStep | None] = []
     _watched.made = made
     try:
         result = run(*arguments)
     finally:
         _watched.made = None
-    known_ones = [one for one in made if one is not None]
+    known_ones = [one for one in made if isinstance(one, Made)]
     if key is not None and made and len(known_ones) == len(made):
         found = PreparedChain.of(inputs, known_ones, result)
         if found is not None:

@@ -205,6 +205,10 @@ class FinalizeTask(TableTask):
             **({} if self.wait is None else self.wait.numbers(Finalize)),
         }
 
+    def by_rows(self) -> tuple[int, dict[IntEnum, int]] | None:
+        """Returns the number of tokens."""
+        return None if self.wait is not None else (len(self.weights), {Finalize.TOKENS: 1})
+
     def rows_of_choices(self) -> torch.Tensor:
         """Returns the row of every choice, [T, k]; -1 for none."""
         if self.rows is not None:

@@ -216,6 +216,10 @@ class GatherQuantizeTask(TableTask):
             GatherQuantize.EXPERTS: len(self.offs),
         }
 
+    def by_rows(self) -> tuple[int, dict[IntEnum, int]]:
+        """Returns the number of tokens."""
+        return len(self.ids), {GatherQuantize.TOKENS: 1}
+
     def reference(self) -> None:
         """Copies every expert's rows, or quantizes them with ``formats.quantize``."""
         if self.finds_order:

@@ -174,6 +174,10 @@ class ActivateTask(TableTask):
             Activate.LIMIT: 0 if self.limit is None else float32_bits(self.limit),
         }
 
+    def by_rows(self) -> tuple[int, dict[IntEnum, int]]:
+        """Returns the number of rows."""
+        return len(self.h), {Activate.ROWS: 1}
+
     def reference(self) -> None:
         """Applies ``experts.activation`` and ``formats.quantize``, expert by expert."""
 

@@ -8,7 +8,7 @@ import torch.distributed as dist
 
 from nvfp4_cute import private_api
 from nvfp4_cute.activation import SILU, Activation, activation_of
-from nvfp4_cute.backends.calls import chain, run
+from nvfp4_cute.backends.calls import chain_of_rows, run
 from nvfp4_cute.experts import routed
 from nvfp4_cute.experts.combine import FinalizeTask, check_call
 from nvfp4_cute.experts.gather import gather
@@ -117,7 +117,7 @@ def compute(
     if parallel is not None and parallel.group is not None:
         return _over_group(layer, x, ids, weights, shared, parallel)
     if not private_api.is_traced():
-        return chain(layer.backend, _compute, layer, x, ids, weights, shared)
+        return chain_of_rows(layer.backend, _compute, 4, x, ids, weights, shared, layer)
     experts, w13, w2 = LocalExperts.of(x, layer), layer.w13, layer.w2
     first, second, act = w13.weight, w2.weight, experts.activation
     return torch.ops.nvfp4_cute.moe(  # the custom op (experts.library) that a traced graph keeps
@@ -128,11 +128,11 @@ def compute(
 
 
 def _compute(
-    layer: LayerOfExperts,
     x: torch.Tensor,
     ids: torch.Tensor,
     weights: torch.Tensor,
     shared: torch.Tensor | None,
+    layer: LayerOfExperts,
 ) -> torch.Tensor:
     """Computes the layer in one process."""
     experts, bias = LocalExperts.of(x, layer), layer.w2.bias

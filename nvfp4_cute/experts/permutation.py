@@ -160,6 +160,13 @@ class PermuteTask(TableTask):
             **({} if self.wait is None else self.wait.numbers(Permute)),
         }
 
+    def by_rows(self) -> tuple[int, dict[IntEnum, int]] | None:
+        """Returns the number of choices."""
+        if self.wait is not None:
+            return None
+        ctas = 1 if self.counts is None else len(self.counts)
+        return self.ids.numel(), {Permute.NUM_SLOTS: 1, Permute.SLOTS_PER_CTA: ctas}
+
     def reference(self) -> None:
         """Sorts the choices with a stable sort."""
         if self.wait is not None and self.header is not None and self.host_fault is not None:

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import torch
 
+from nvfp4_cute.launch.task import ByRows, Rows
 from nvfp4_cute.launch_table import NUM_COLUMNS, Group, Header
 from nvfp4_cute.operands.grouped import GroupedOperands
 from nvfp4_cute.problem import GroupedProblem
@@ -94,6 +95,22 @@ class GroupsTask:
     def tensors(self) -> Iterator[tuple[str, torch.Tensor, bool]]:
         """Iterates over name, tensor, and whether it is written: inputs in the order of arguments, then outputs."""
         return ((e.name, e.tensor, e.is_written) for e in entries(self.operands, self.problem))
+
+    def rows(self, tile: tuple[int, int], clusters: ByRows | None = None) -> Rows | None:
+        """Returns how the launch table depends on the rows of a list's only group; the device knows those of other forms.
+
+        Args:
+            tile: rows and columns of a work tile.
+            clusters: how the number of CTAs does; None if it is the same for all rows.
+        """
+        problem = self.problem
+        if problem.form != "list":
+            return Rows(0)
+        if problem.num_groups > 1 or problem.out_m_major or problem.out_format is not None:
+            return None
+        ((m, n, _),), (tile_m, tile_n) = problem.sizes, tile
+        numbers = ByRows(NUM_COLUMNS + Group.M), ByRows(int(Header.NUM_TILES), tile_m, -(-n // tile_n))
+        return Rows(m, numbers if clusters is None else (*numbers, clusters))
 
     def mapped(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Iterates over name and bytes of every operand of groups that a tensor map describes."""

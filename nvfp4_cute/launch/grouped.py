@@ -21,10 +21,10 @@ from nvfp4_cute.launch import tuned
 from nvfp4_cute.launch.bands import divided
 from nvfp4_cute.launch.entries import GroupsTask
 from nvfp4_cute.launch.plan import config_of, key_of, make_plan, mma_of, most_tiles_m
-from nvfp4_cute.launch.task import Launch
+from nvfp4_cute.launch.task import ByRows, Launch
 from nvfp4_cute.launch_table import NUM_COLUMNS, Group, Header
 from nvfp4_cute.operands.grouped import GroupedOperands, ragged_places
-from nvfp4_cute.planning.arch import family_of
+from nvfp4_cute.planning.arch import clusters_at_once, family_of, num_clusters
 from nvfp4_cute.planning.choose import check_order
 from nvfp4_cute.planning.config import KernelConfig
 from nvfp4_cute.planning.rows import rounded_rows
@@ -105,7 +105,19 @@ class GroupedTask(GroupsTask):
         table, places = plan.table(operands), plan.address_places(operands)
         rows = range(NUM_COLUMNS, table.size, NUM_COLUMNS)
         natural = frozenset({int(Header.BIAS), *(row + Group.ROW_SCALE for row in rows)})
-        return Launch(plan.kernel, table, places, plan, align_bytes, natural, operands)
+        has_bands = operands is not self.operands
+        by_rows = None if has_bands else self.rows(config.work_tile_mnk[:2], self._clusters(config, gpu))
+        return Launch(plan.kernel, table, places, plan, align_bytes, natural, operands, by_rows)
+
+    def _clusters(self, config: KernelConfig, gpu: Gpu) -> ByRows | None:
+        """Returns how the number of CTAs of a list's only group follows from its rows: at most one cluster per tile."""
+        if config.stream_k:
+            return None
+        (_, n, _), (tile_m, tile_n, _) = self.problem.sizes[0], config.work_tile_mnk
+        formats = self.problem.a_format, self.problem.b_format
+        most = num_clusters(config, clusters_at_once(gpu.arch, config, gpu.num_sms, formats))
+        size = config.cluster_size
+        return ByRows(int(Header.NUM_CTA), tile_m, -(-n // tile_n) * size, most * size)
 
     def _check_padded(self, gpu: Gpu) -> int:
         """Returns the alignment of operands in bytes. Raises UnsupportedProblem for 4-bit operands that TMA cannot unpack.

@@ -15,7 +15,7 @@ from nvfp4_cute.launch_table import NUM_COLUMNS, Group, Header, float32_bits
 from nvfp4_cute.operands.grouped import GroupedOperands
 from nvfp4_cute.operands.operand import Operand
 from nvfp4_cute.planning.arch import base, clusters_at_once, family_of, num_clusters
-from nvfp4_cute.planning.choose import choose_config, problem_of_mean
+from nvfp4_cute.planning.choose import choose_config, of_rounded_rows, problem_of_mean
 from nvfp4_cute.planning.config import KernelConfig
 from nvfp4_cute.planning.schedule import TileSchedule, make_schedule
 from nvfp4_cute.problem import GroupedProblem
@@ -141,12 +141,17 @@ def config_of(problem: GroupedProblem, arch: str, sm_count: int, num_rows: int |
         mean = problem_of_mean(
             problem.num_groups, problem.sizes[0], problem.gate, out_format, is_ragged, formats, num_rows
         )
-        mean = replace(mean, batch_invariant=problem.batch_invariant)
-        return choose_config(mean, arch, sm_count)
-    # Layers of a chain run one after the other, so the best config for one is the best for all.
-    return choose_config(
-        replace(problem, sizes=problem.sizes[:1]) if problem.is_chain else problem, arch, sm_count
-    )
+        problem = replace(mean, batch_invariant=problem.batch_invariant)
+    elif problem.is_chain:
+        # Layers of a chain run one after the other, so the best config for one is the best for all.
+        problem = replace(problem, sizes=problem.sizes[:1])
+    return _config_of_rounded(of_rounded_rows(problem), arch, sm_count)
+
+
+@lru_cache(maxsize=1024)
+def _config_of_rounded(problem: GroupedProblem, arch: str, sm_count: int) -> KernelConfig:
+    """Caches the config by rounded rows, because a server calls with any number of them."""
+    return choose_config(problem, arch, sm_count)
 
 
 @lru_cache(maxsize=256)

@@ -121,6 +121,7 @@ class PreparedCall:
         table: the flat launch table.
         function: host code that reads the table.
         workspace_bytes: size of the workspace of a launch, which has counters if ``has_counters``.
+        rows: how the table depends on rows (``task.Launch``).
         places, low_bits: see ``Addresses``.
         new_outs: allocates outputs like those of the checked call.
     """
@@ -140,7 +141,7 @@ class PreparedCall:
             num_outs: number of outputs.
             parts: contents of the places of the table that hold no tensor's address (:func:`parts_of`).
         """
-        self.table = launch.table.reshape(-1)
+        self.table, self.rows = launch.table.reshape(-1), launch.rows
         self.function = launch.kernel.function
         parts = parts or {}
         whole = enumerate(place for place in launch.places if place not in parts)
@@ -224,6 +225,9 @@ def _allocator(outs: Sequence[torch.Tensor]) -> Callable[[], list[torch.Tensor]]
     new = first.new_empty(0)  # cheaper than torch.empty, which parses its options in every call
     if len(outs) <= 2 or any(t.dtype != first.dtype for t in outs):
         empty = [t.new_empty(0).new_empty_strided for t in outs]
+        if len(outs) == 1:
+            (make,), (layout,) = empty, layouts
+            return lambda: [make(*layout)]
         return lambda: [make(*layout) for make, layout in zip(empty, layouts)]  # noqa: B905, equal lengths
     split = torch.unsafe_split_with_sizes
     if _is_split(outs):
@@ -249,22 +253,28 @@ def _is_split(outs: Sequence[torch.Tensor]) -> bool:
     )
 
 
-def lookup(tensors: Sequence[torch.Tensor], *settings: Any) -> tuple[tuple | None, Launchable | None]:
+def lookup(
+    tensors: Sequence[torch.Tensor], *settings: Any, with_rows: int = 0
+) -> tuple[tuple | None, Launchable | None]:
     """Returns the signature of a call and what was prepared for it. Returns no signature if a recent call matches.
 
     Returns None for both inside of ``group_sizes.debug``, where every call is checked.
 
     Args:
-        tensors, settings: see :func:`signature`.
+        tensors, settings, with_rows: see :func:`signature`.
     """
     if is_debugging():
         return None, None
-    kind: tuple = (*settings, env.backend(), is_batch_invariant(), len(tensors))
-    different = tensors
+    kind: tuple = (*settings, env.backend(), is_batch_invariant(), len(tensors), with_rows)
+    different, open_ones = tensors, with_rows
     if len(set(map(id, tensors))) < len(tensors):  # guards refuse a tensor that occurs twice
         known = {id(tensor): tensor for tensor in tensors}
         different, numbers = [*known.values()], {one: number for number, one in enumerate(known)}
         kind += tuple(numbers[id(tensor)] for tensor in tensors)
+        with_open = set(map(id, tensors[:with_rows]))
+        if not with_open.isdisjoint(map(id, tensors[with_rows:])):  # the extent of one is open and fixed
+            return None, None
+        open_ones = len(with_open)
     try:
         recent = _local.recent.get(kind, ())
     except TypeError:  # a setting cannot be hashed; the checks will report it
@@ -272,28 +282,31 @@ def lookup(tensors: Sequence[torch.Tensor], *settings: Any) -> tuple[tuple | Non
     for guards, call in recent:
         if guards.check(*different):
             return None, call
-    key = signature(tensors, *settings)
+    key = signature(tensors, *settings, with_rows=with_rows)
     found = None if key is None else _local.calls.get(key)
     if found is not None and TensorGuards is not None:
-        _local.recent[kind] = [(guards_of(different), found), *recent][:MAX_RECENT]
+        _local.recent[kind] = [(guards_of(different, open_ones), found), *recent][:MAX_RECENT]
     return key, found
 
 
-def guards_of(tensors: Sequence[torch.Tensor]) -> Any:
+def guards_of(tensors: Sequence[torch.Tensor], with_rows: int = 0) -> Any:
     """Returns guards that recognize tensors of the same kind: like a signature, and whether gradients are recorded."""
     return TensorGuards(
         *tensors,
-        dynamic_dims_sizes=[list(t.shape) for t in tensors],
+        dynamic_dims_sizes=[
+            [None, *t.shape[1:]] if number < with_rows else list(t.shape) for number, t in enumerate(tensors)
+        ],
         dynamic_dims_strides=[list(t.stride()) for t in tensors],
     )
 
 
-def signature(tensors: Sequence[torch.Tensor], *settings: Any) -> tuple | None:
+def signature(tensors: Sequence[torch.Tensor], *settings: Any, with_rows: int = 0) -> tuple | None:
     """Returns a hashable signature; None if an entry is not a tensor or requires a gradient.
 
     Args:
         tensors: all operands, and outputs if the caller passed them.
         settings: everything else that affects the call, including numbers of operands.
+        with_rows: number of tensors, at the beginning, whose first extent the signature leaves open.
     """
     try:
         if torch.is_grad_enabled() and any(map(_requires_grad, tensors)):
@@ -303,7 +316,9 @@ def signature(tensors: Sequence[torch.Tensor], *settings: Any) -> tuple | None:
             env.backend(),
             is_batch_invariant(),
             *map(_dtype, tensors),
-            *map(_shape, tensors),
+            with_rows,
+            *(shape[1:] for shape in map(_shape, tensors[:with_rows])),
+            *map(_shape, tensors[with_rows:]),
             *map(_stride, tensors),
             *map(_get_device, tensors),
             # Tensors of other kinds are refused, or run all checks.
@@ -316,14 +331,21 @@ def signature(tensors: Sequence[torch.Tensor], *settings: Any) -> tuple | None:
 
 
 def remember(key: tuple, launch: Launch, tensors: Sequence[torch.Tensor], num_outs: int) -> None:
-    """Stores a call that passed its checks as a PreparedCall.
+    """Stores a call that passed its checks as a PreparedCall, if it can be one."""
+    call = prepare(launch, tensors, num_outs)
+    if call is not None:
+        keep(key, call)
 
-    Skips calls whose table holds addresses of converted tensors, and calls whose addresses ``tensor_map_fault`` checks.
+
+def prepare(launch: Launch, tensors: Sequence[torch.Tensor], num_outs: int) -> PreparedCall | None:
+    """Returns a call that passed its checks as a PreparedCall.
+
+    Returns None for a table that holds addresses of converted tensors, and for addresses that ``tensor_map_fault`` checks.
     """
     parts = parts_of(launch, tensors)
     if parts is None or tensor_map_fault.concerns(list(tensors)):
-        return
-    keep(key, PreparedCall(launch, tensors, num_outs, parts))
+        return None
+    return PreparedCall(launch, tensors, num_outs, parts)
 
 
 def keep(key: tuple, call: Launchable) -> None:

@@ -1,8 +1,10 @@
 """Prepared calls in a row, launched as one: their tables are filled in together, and only the result is allocated."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from itertools import repeat
+from operator import itemgetter
+from typing import Any, TypeGuard
 
 import numpy as np
 import torch
@@ -11,6 +13,7 @@ from nvfp4_cute import private_api
 from nvfp4_cute.compile.compiler import Launcher
 from nvfp4_cute.launch import workspace
 from nvfp4_cute.launch.prepared import OUT_ALIGN_BYTES, Addresses, Place, PreparedCall
+from nvfp4_cute.launch.task import ByRows
 from nvfp4_cute.launch_table import Header
 from nvfp4_cute.operands.overlap import span_bytes
 
@@ -31,6 +34,42 @@ class Made:
     outs: list[torch.Tensor]
 
 
+@dataclass(frozen=True)
+class TorchStep:
+    """A part of a chain that torch computes: ``compute(*tensors)``."""
+
+    compute: Callable[..., torch.Tensor]
+    tensors: tuple[torch.Tensor | None, ...]
+    result: torch.Tensor
+
+
+class ChainRows:
+    """Numbers of a chain's tables that follow from its rows, those of its first input.
+
+    Args:
+        capacity: rows for which the tables were made, the largest number.
+        numbers: places in the tables, with the rows of their launch per row of the chain.
+    """
+
+    def __init__(self, capacity: int, numbers: Sequence[tuple[ByRows, int]]):
+        self._rows, self._capacity = capacity, capacity
+        made = [(number.place, times, *number[1:]) for number, times in numbers]
+        self._places, self._times, self._steps, self._each, self._most = (
+            np.array(made, np.int64).reshape(-1, 5).T.copy()
+        )
+
+    def write(self, tables: np.ndarray, rows: int) -> bool:
+        """Writes the numbers for ``rows``. Returns False for more rows than there is room for."""
+        if rows == self._rows:
+            return True
+        if rows > self._capacity:
+            return False
+        tiles = -(-rows * self._times // self._steps) * self._each
+        tables[self._places] = np.minimum(tiles, self._most)
+        self._rows = rows
+        return True
+
+
 class PreparedChain:
     """Calls in a row, each of which reads the chain's inputs and results of earlier calls. Belongs to one thread.
 
@@ -43,6 +82,7 @@ class PreparedChain:
         result: the final result, written by one of them.
         places: for each call, the numbers of its tensors among ``inputs`` and all written tensors.
         aliases: pairs of inputs whose addresses were equal, and have to be equal.
+        capacity: rows of the first input if other calls may have fewer; None if all have equal numbers.
     """
 
     def __init__(
@@ -52,6 +92,7 @@ class PreparedChain:
         result: torch.Tensor,
         places: Sequence[Sequence[int]],
         aliases: Sequence[tuple[int, int]],
+        capacity: int | None = None,
     ):
         # Numbers of the result, of the memory between calls, and of counters.
         own, memory, counters = range(len(inputs), len(inputs) + 3)
@@ -69,12 +110,15 @@ class PreparedChain:
         self._has_counters = any(one.call.has_counters for one in made)
         sizes = [-(-one.call.table.size // TABLE_ALIGN) * TABLE_ALIGN for one in made]
         tables, filled = np.zeros(sum(sizes), np.int64), []
-        low_bits, self._launchers = [0] * (own + 3), []
+        low_bits, self._launchers, by_rows = [0] * (own + 3), [], list[tuple[ByRows, int]]()
         for one, numbers, size, end in zip(made, places, sizes, np.cumsum(sizes).tolist(), strict=True):
             call, start = one.call, end - size
             table = tables[start : start + call.table.size]
             table[:] = call.table
             self._launchers.append(Launcher(call.function, table))
+            if capacity is not None and call.rows is not None:
+                times = call.rows.rows // capacity
+                by_rows += [(one._replace(place=start + one.place), times) for one in call.rows.numbers]
             for place, index, offset in call.places:
                 number, begin = where[numbers[index]]
                 filled.append(Place(start + place, number, begin + offset))
@@ -87,17 +131,28 @@ class PreparedChain:
         self._addresses = Addresses(
             tables, filled, low_bits, [*(t.numel() > 0 for t in (*inputs, result)), False, False]
         )
-        self._aliases = aliases
+        self._aliases, self._tables = aliases, tables
+        self._rows = None if capacity is None else ChainRows(capacity, by_rows)
+        self._columns = result.numel() // len(result) if len(result) else 1
         self._index = result.device.index
         self._new, self._layout = result.new_empty(0).new_empty_strided, (result.shape, result.stride())
 
     @classmethod
     def of(
-        cls, inputs: Sequence[torch.Tensor], made: Sequence[Made], result: torch.Tensor
+        cls,
+        inputs: Sequence[torch.Tensor],
+        made: Sequence[Made],
+        result: torch.Tensor,
+        with_rows: int = 0,
     ) -> "PreparedChain | None":
         """Makes a chain of recorded calls; None if a call reads anything else or writes to ``inputs``.
 
         Tensors are identified by their addresses.
+
+        Args:
+            inputs, made, result: of the recorded run.
+            with_rows: number of inputs, at the beginning, with one row per row of the result. If it is not 0, the chain also
+                serves fewer rows; None if a call cannot.
         """
         numbers: dict[int, int] = {}
         aliases = [
@@ -117,12 +172,25 @@ class PreparedChain:
             if any(number < len(inputs) for number in outs):
                 return None
             places.append([*(number for number in read if number is not None), *outs])
-        is_written = any(out is result for one in made for out in one.outs)
-        return cls(inputs, made, result, places, aliases) if is_written else None
+        if not any(out is result for one in made for out in one.outs):
+            return None
+        if not with_rows:
+            return cls(inputs, made, result, places, aliases)
+        capacity = len(inputs[0])
+        follow = {*range(with_rows)} | {
+            number
+            for one, numbers in zip(made, places, strict=True)
+            for tensor, number in zip((*one.inputs, *one.outs), numbers, strict=True)
+            if tensor is result
+        }
+        if len(result) != capacity or not all(map(_follows, made, places, repeat(capacity), repeat(follow))):
+            return None
+        return cls(inputs, made, result, places, aliases, capacity)
 
     def try_launch(self, inputs: list[Any], outs: list[Any]) -> list[torch.Tensor] | None:
         """Enqueues and returns only the result; ``outs`` is empty. See :meth:`PreparedCall.try_launch`."""
-        result = self._new(*self._layout)
+        shape, strides = self._layout
+        result = self._new(shape if self._rows is None else (inputs[0].shape[0], *shape[1:]), strides)
         return [result] if self.launch(inputs, result) else None
 
     def launch(self, inputs: Sequence[torch.Tensor], result: torch.Tensor) -> bool:
@@ -133,6 +201,8 @@ class PreparedChain:
             result: new memory with the size of the chain's result, in any shape.
         """
         index = self._index
+        if self._rows is not None and not self._rows.write(self._tables, result.numel() // self._columns):
+            return False
         if private_api.current_device() != index:
             with torch.cuda.device(index):
                 return self.launch(inputs, result)
@@ -154,3 +224,63 @@ class PreparedChain:
 
     def _are_others(self, addresses: np.ndarray) -> bool:
         return any(addresses[one] != addresses[other] for one, other in self._aliases)
+
+
+def _follows(one: Made, numbers: Sequence[int], capacity: int, follow: set[int]) -> bool:
+    """Returns whether a call can have fewer rows: it follows those of the chain if it reads or writes tensors that do."""
+    rows = one.call.rows
+    if rows is None or rows.rows % capacity:
+        return False
+    return rows.rows > 0 or follow.isdisjoint(numbers)
+
+
+class PreparedProduct:
+    """A prepared call that writes a new tensor, such as dequantized weights, and torch's product with it.
+
+    The call does not depend on the number of rows, so this serves any number. Belongs to one thread.
+
+    Args:
+        call: the call.
+        reads: numbers of the inputs that it reads, at least two.
+        compute: torch's product.
+        takes: numbers among the inputs, the new tensor, and None of what it takes, at least two.
+    """
+
+    def __init__(
+        self,
+        call: PreparedCall,
+        reads: Sequence[int],
+        compute: Callable[..., torch.Tensor],
+        takes: Sequence[int],
+    ):
+        self._call, self._compute = call, compute
+        self._reads, self._takes = itemgetter(*reads), itemgetter(*takes)
+
+    @classmethod
+    def of(
+        cls, inputs: Sequence[torch.Tensor], made: Sequence[Any], result: torch.Tensor
+    ) -> "PreparedProduct | None":
+        """Makes it of a recorded run; None if that did anything else."""
+        if len(made) != 2 or not isinstance(made[0], Made) or not isinstance(made[1], TorchStep):
+            return None
+        one, step = made
+        rows = one.call.rows
+        if len(one.outs) != 1 or rows is None or rows.rows or step.result is not result:
+            return None
+        # A launch reads addresses, torch reads tensors with their shapes.
+        addresses = {tensor.data_ptr(): number for number, tensor in enumerate(inputs)}
+        reads = [addresses.get(tensor.data_ptr()) for tensor in one.inputs]
+        known = {id(tensor): number for number, tensor in enumerate((*inputs, *one.outs, None))}
+        takes = [known.get(id(tensor)) for tensor in step.tensors]
+        if None in reads or None in takes or len(addresses) < len(inputs) or min(len(reads), len(takes)) < 2:
+            return None
+        return cls(one.call, [*filter(_is_known, reads)], step.compute, [*filter(_is_known, takes)])
+
+    def try_launch(self, inputs: list[Any], outs: list[Any]) -> list[torch.Tensor] | None:
+        """Enqueues and returns only the result; ``outs`` is empty. See :meth:`PreparedCall.try_launch`."""
+        made = self._call.try_launch([*self._reads(inputs)], [])
+        return None if made is None else [self._compute(*self._takes((*inputs, *made, None)))]
+
+
+def _is_known(number: int | None) -> TypeGuard[int]:
+    return number is not None

@@ -303,6 +303,12 @@ class W4A16Task(ProductTask):
             W4A16.L: b.batches,
         }
 
+    def by_rows(self) -> tuple[int, Mapping[IntEnum, int]] | None:
+        """Returns the rows of one batch."""
+        x = self.product.a
+        assert isinstance(x, torch.Tensor)
+        return (x.shape[1], {W4A16.M: 1}) if len(x) == 1 else None
+
     def _batch_reference(self, batch: int, alpha: torch.Tensor | None) -> torch.Tensor:
         p = self.product
         assert isinstance(p.a, torch.Tensor)
@@ -365,6 +371,14 @@ class QuantizeTask(TableTask):
             found |= {Quantize.UP_PITCH: size * q.up.stride(1), Quantize.UP_BATCH: size * q.up.stride(0)}
         return found
 
+    def by_rows(self) -> tuple[int, Mapping[IntEnum, int]] | None:
+        """Returns the rows of one batch."""
+        q = self.operands
+        (batches, rows, _), atom = q.x.shape, q.format.atom_rows
+        if batches > 1 or q.offs is not None or q.atom_rows != -(-rows // atom):
+            return None
+        return rows, {Quantize.M: 1, Quantize.ATOM_ROWS: atom}
+
     def reference(self) -> None:
         """Calls ``formats.quantize``, per group if there are groups (reading ``offs`` waits for a GPU)."""
         self._quantize(self.operands.global_scale)
@@ -413,6 +427,9 @@ class FindAndQuantizeTask(QuantizeTask):
     def key(self, gpu: Gpu) -> QuantizeKey:
         """Returns the key of the quantize kernel that also finds the global scale."""
         return replace(super().key(gpu), words=QUANTIZE_FEW_WORDS, found_times=len(self.times))
+
+    def by_rows(self) -> None:
+        """Returns None, because more rows take two launches."""
 
     def addresses(self) -> Addresses:
         """Addresses for ``launch_table.Quantize``, with those of factors and products."""
@@ -566,6 +583,10 @@ class DequantizeTask(TableTask):
             Dequantize.K: k,
             Dequantize.BATCHES: num_batches,
         }
+
+    def by_rows(self) -> tuple[int, Mapping[IntEnum, int]]:
+        """Returns no numbers: as a part of a chain it dequantizes weights, whose rows are not those of the call."""
+        return 0, {}
 
     def reference(self) -> None:
         """Calls ``formats.dequantize``."""

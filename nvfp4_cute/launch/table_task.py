@@ -11,7 +11,7 @@ import torch
 
 from nvfp4_cute.compile.cache import get_kernel
 from nvfp4_cute.gpus.targets import Gpu
-from nvfp4_cute.launch.task import Key, Launch
+from nvfp4_cute.launch.task import ByRows, Key, Launch, Rows
 
 Addresses = Mapping[str, tuple[IntEnum, torch.Tensor]]
 
@@ -45,6 +45,13 @@ class TableTask:
     def numbers(self, gpu: Gpu) -> Mapping[IntEnum, int]:
         """Returns all columns except addresses."""
         raise NotImplementedError
+
+    def by_rows(self) -> tuple[int, Mapping[IntEnum, int]] | None:
+        """Returns the task's rows, and all columns that follow from them, each ceil(rows / step), with their steps.
+
+        None, the default, if another number of rows needs another launch.
+        """
+        return None
 
     def reference(self) -> None:
         """Computes without a kernel."""
@@ -96,7 +103,11 @@ class TableTask:
         kernel = get_kernel(self.key(gpu), for_emulator=for_emulator)
         places = {name: int(column) for name, (column, _) in self.addresses().items()}
         natural = frozenset(places[name] for name in self.natural if name in places)
-        return Launch(kernel, self.table(gpu), [*places.values()], natural=natural)
+        by_rows = self.by_rows()
+        rows = None
+        if by_rows is not None:
+            rows = Rows(by_rows[0], tuple(ByRows(int(place), step) for place, step in by_rows[1].items()))
+        return Launch(kernel, self.table(gpu), [*places.values()], natural=natural, rows=rows)
 
     @property
     def device(self) -> torch.device:

@@ -2,7 +2,7 @@
 
 from collections.abc import Hashable, Iterator
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -11,6 +11,7 @@ from nvfp4_cute.compile.compiler import CompiledKernel, Launcher
 from nvfp4_cute.formats.block_format import TMA_ALIGN_BYTES
 from nvfp4_cute.gpus.targets import Gpu
 from nvfp4_cute.launch.workspace import Workspace, attach
+from nvfp4_cute.problem import INT32_MAX
 
 
 class Key(Hashable, Protocol):
@@ -27,6 +28,25 @@ class Key(Hashable, Protocol):
         """Makes the CuTe DSL object to compile, which is called with a launch table and a stream."""
 
 
+class ByRows(NamedTuple):
+    """A number of a launch table that follows the task's rows: ``min(ceil(rows / step) * each, most)``."""
+
+    place: int
+    step: int = 1
+    each: int = 1
+    most: int = INT32_MAX
+
+
+class Rows(NamedTuple):
+    """Rows of a launch, and all numbers of its table that follow from them, so that fewer rows only change these numbers.
+
+    A launch without such numbers does the same for every number of rows, or reads it from the device.
+    """
+
+    rows: int
+    numbers: tuple[ByRows, ...] = ()
+
+
 @dataclass(frozen=True, eq=False)
 class Launch:
     """A task prepared for one GPU.
@@ -38,6 +58,7 @@ class Launch:
         plan, operands: for a grouped GEMM (``plan.Plan``), and its operands in bands (``launch.bands``); None otherwise.
         align_bytes: alignment of operands' addresses in device memory.
         natural: places of inputs that are read element by element, such as a bias, and need the alignment of an element.
+        rows: how the table depends on rows; None if another number of rows needs another launch.
     """
 
     kernel: CompiledKernel
@@ -47,6 +68,7 @@ class Launch:
     align_bytes: int = TMA_ALIGN_BYTES
     natural: frozenset[int] = frozenset()
     operands: Any = None
+    rows: Rows | None = None
 
     def attach(self, device: torch.device, stream: int) -> Workspace | None:
         """Writes the address of a ``workspace`` into the table if the kernel needs one, which is allocated or grown.

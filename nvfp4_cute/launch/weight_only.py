@@ -17,7 +17,7 @@ from nvfp4_cute.gpus.targets import Gpu
 from nvfp4_cute.launch.entries import GroupsTask, address_places, entries
 from nvfp4_cute.launch.plan import check_list_groups
 from nvfp4_cute.launch.simt import W4A16Task, check_weights
-from nvfp4_cute.launch.task import Launch, Task
+from nvfp4_cute.launch.task import ByRows, Launch, Task
 from nvfp4_cute.launch_table import NUM_COLUMNS, Group, Header, float32_bits
 from nvfp4_cute.operands.grouped import GroupedOperands
 from nvfp4_cute.operands.operand import Operand
@@ -148,7 +148,19 @@ class WeightOnlyTask(GroupsTask):
     def launch(self, gpu: Gpu, *, for_emulator: bool = False) -> Launch:
         """Compiles the weight-only kernel for a GPU. Raises UnsupportedTarget, UnsupportedProblem or ConfigError."""
         kernel = get_kernel(self.key(gpu.arch), for_emulator=for_emulator)
-        return Launch(kernel, self.table(), self.address_places(), natural=frozenset({int(Header.BIAS)}))
+        rows = self.rows(self.chosen.work_tile_mnk[:2], self._clusters())
+        natural = frozenset({int(Header.BIAS)})
+        return Launch(kernel, self.table(), self.address_places(), natural=natural, rows=rows)
+
+    def _clusters(self) -> ByRows:
+        """Returns how the number of CTAs of a list's only group follows from its rows."""
+        config, (_, n, k) = self.chosen, self.problem_sizes[0]
+        family = weight_only_family_of(self.gpu.arch, config)
+        of_tile = family.most_tiles(((1, n, k),), config, False)
+        size = config.cluster_size
+        return ByRows(
+            int(Header.NUM_CTA), config.work_tile_mnk[0], of_tile * size, self._most_clusters * size
+        )
 
     @property
     def _described(self) -> tuple[int, ...]:

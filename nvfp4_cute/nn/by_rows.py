@@ -26,18 +26,16 @@ def faster_mode(rows: int, n: int, k: int, backend: str, device: torch.device) -
         backend: see ``gemm``.
         device: device of the weights.
     """
-    if is_batch_invariant() or backends.resolve(backend, device) == "reference":
-        return "nvfp4"
-    gpu = backends.gpu_of(backend, device)
-    return "16bit" if keeps_16_bits(gpu.arch, gpu.num_sms, rows, n, k) else "nvfp4"
+    gpu = None if is_batch_invariant() else backends.gpu_of_kernels(backend, device)
+    keeps = gpu is not None and keeps_16_bits(gpu.arch, gpu.num_sms, rows, n, k)
+    return "16bit" if keeps else "nvfp4"
 
 
 def faster_mode_of_experts(rows: int, layer: MoE) -> Mode:
     """Returns the faster mode of experts for a number of rows: tokens times experts per token."""
-    backend, device = layer.backend, layer.w13.device
-    if is_batch_invariant() or backends.resolve(backend, device) == "reference":
+    gpu = None if is_batch_invariant() else backends.gpu_of_kernels(layer.backend, layer.w13.device)
+    if gpu is None:
         return "nvfp4"
-    gpu = backends.gpu_of(backend, device)
     sizes = (layer.num_experts, layer.hidden_size, layer.intermediate_size)
     is_gated = layer.weight_layout != "none"
     return "16bit" if experts_keep_16_bits(gpu.arch, gpu.num_sms, rows, *sizes, is_gated) else "nvfp4"
@@ -45,8 +43,8 @@ def faster_mode_of_experts(rows: int, layer: MoE) -> Mode:
 
 def _has_choice(backend: str, device: torch.device) -> bool:
     """Returns whether the layer runs on a GPU without FP4 tensor cores that has kernels for both modes."""
-    is_reference = backends.resolve(backend, device) == "reference"
-    return not is_reference and has_choice(backends.gpu_of(backend, device).arch)
+    gpu = backends.gpu_of_kernels(backend, device)
+    return gpu is not None and has_choice(gpu.arch)
 
 
 class LinearByRows(torch.nn.Module):

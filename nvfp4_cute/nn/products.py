@@ -4,7 +4,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from nvfp4_cute.backends.calls import chain
+from nvfp4_cute.backends.calls import chain, chain_of_rows
 from nvfp4_cute.batch_invariance import is_batch_invariant, refuse_found_scales
 from nvfp4_cute.experts.checks import format_of_rows, has_row_scales
 from nvfp4_cute.formats.block_format import TMA_ALIGN_BYTES
@@ -76,7 +76,7 @@ def product(
     if finds_input_scale:
         refuse_found_scales()
     how = (finds_input_scale, mode, out_dtype, backend)
-    return chain(backend, _product, x, weight, weight_scale, alpha, input_global_scale, *how, bias)
+    return chain_of_rows(backend, _product, 1, x, weight, weight_scale, alpha, input_global_scale, *how, bias)
 
 
 def _product(

@@ -62,7 +62,7 @@ def check(call, monkeypatch, given):
         call(*some_call(len(given[0])))
     assert sum(isinstance(one, PreparedChain) for one in prepared.of_thread().values()) == 1
     with monkeypatch.context() as patch:
-        patch.setattr(layers, "chain", lambda backend, run, *arguments: run(*arguments))
+        patch.setattr(layers, "chain_of_rows", lambda backend, run, with_rows, *arguments: run(*arguments))
         right = call(*given)
     monkeypatch.setattr(LocalExperts, "of", None)
     assert_bitwise_equal(call(*given), right)

@@ -21,14 +21,19 @@ def emulated_gpu(monkeypatch, target=targets.B200):
     monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda index: 0, raising=False)
     monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: None, raising=False)
     monkeypatch.setattr(backends, "resolve", lambda name, device: "cuda")
-    monkeypatch.setattr(backends, "gpu_of", lambda name, device: target.gpu)
+    for name in ("gpu_of", "gpu_of_kernels"):
+        monkeypatch.setattr(backends, name, lambda name, device: target.gpu)
     with on_emulator(target=target) as emulator:
 
-        def run(task):
-            task.reference()
+        def planned(task):
             launch = task.launch(target.gpu, for_emulator=True)
             emulator.register(launch.kernel.ptx)
             return launch
 
+        def run(task):
+            task.reference()
+            return planned(task)
+
         monkeypatch.setattr(cuda, "run", run)
+        monkeypatch.setattr(cuda, "planned", planned)
         yield emulator

@@ -24,7 +24,7 @@ import torch
 from torch.torch_version import TorchVersion
 
 from nvfp4_cute import backends
-from nvfp4_cute.backends.calls import call, outside_of_launches
+from nvfp4_cute.backends.calls import by_torch, call, outside_of_launches
 from nvfp4_cute.batch_invariance import is_batch_invariant
 from nvfp4_cute.compile.cache import is_planning
 from nvfp4_cute.formats.block_format import FP32, BlockFormat
@@ -160,9 +160,17 @@ def multiply_plain(
     inputs = [b, b_scale] if alpha is None else [b, b_scale, alpha]
     settings = ("dequantized", b_format, a.dtype, scale_layout)
     (weights,) = call(backend, settings, inputs, [], check)
-    outside_of_launches()
     if is_planning():
+        outside_of_launches()
         return a.new_empty((len(a), len(b)))
+    return by_torch(_rounded_product, a, weights, bias)
+
+
+def _rounded_product(a: torch.Tensor, weights: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    """Returns ``a @ weights[0].T + bias`` in the dtype of ``a``, also under autocast."""
+    if torch.is_autocast_enabled(a.device.type):
+        with _as_it_is(a.device):
+            return _rounded_product(a, weights, bias)
     if bias is None:
         return torch.mm(a, weights[0].t())
     return torch.addmm(bias.to(a.dtype), a, weights[0].t())

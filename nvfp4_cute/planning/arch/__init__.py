@@ -102,6 +102,7 @@ def parts_of_k(problem: GroupedProblem, arch: str, num_sms: int) -> int:
     return sm90.parts_of_k(problem, num_sms) if arch in sm90.ARCHS else int(problem.batch_invariant)
 
 
+@lru_cache(maxsize=4096)
 def choose_weight_only(
     arch: str,
     sizes: tuple[tuple[int, int, int], ...],
@@ -111,7 +112,7 @@ def choose_weight_only(
     b_format: BlockFormat = NVFP4,
     parts: int = 0,
 ) -> KernelConfig:
-    """Returns the config of the fastest family of ``arch``. Takes the arguments of ``WeightOnlyFamily.choose``.
+    """Returns the config of the fastest family of ``arch``, cached. Takes the arguments of ``WeightOnlyFamily.choose``.
 
     parts: parts that K must have, and then the family is the same for all sizes; 0 leaves both open.
 
