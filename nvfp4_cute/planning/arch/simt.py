@@ -211,7 +211,7 @@ def is_for_few_rows(arch: str, num_sms: int, m: int, n: int, batches: int) -> bo
 
 
 # ---- 16-bit activations times NVFP4 weights ----
-# Warps of a CTA, which divide K. CTAs with twice as many have the same number of registers per thread, one CTA per SM.
+# Warps of a CTA, which divide K. CTAs with 16 have the same number of registers per thread, one CTA per SM.
 W4A16_WARPS, W4A16_MANY_WARPS = 8, 16
 W4A16_CHUNK_K = 128
 # Rows of activations per CTA. Every weight is read once per this number of rows.
