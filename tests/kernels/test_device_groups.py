@@ -64,9 +64,9 @@ def test_equals_the_reference_and_writes_no_row_of_no_group(form, arch, config, 
 @pytest.mark.parametrize(
     ("arch", "config"),
     [
-        ("sm_90a", "t128x16x128_s0a1_swap_pre"),
-        ("sm_90a", "t128x16x128_s0a1_swap_pre_sk"),
-        ("sm_90a", "t128x8x128_s0a1_swap"),
+        ("sm_90a", "t128x16x128_s0a1_swap_pre_p6"),
+        ("sm_90a", "t128x16x128_s0a1_swap_pre_sk_p6"),
+        ("sm_90a", "t128x8x128_s0a1_swap_p6"),
         ("sm_100a", CONFIGS[1]),
         ("sm_120a", SM120_CONFIGS[1]),
     ],
