@@ -1,12 +1,13 @@
-"""Resources of the sm_120a kernel: registers and bank conflicts of every config, device memory of the competition's cases.
+"""Resources of every config of Blackwell's families, bank conflicts of sm_120a, device memory of the competition's cases.
 
-``python -m nvfp4_cute.bench.sm120_configs`` compiles and runs the configs on the emulator (two minutes, no GPU) and
-prints the tables of results/sm120_configs.md. With numbers of ``nvfp4_group_gemm`` cases as arguments, it counts those
-cases' bytes instead, with one launch of the full problem each (minutes).
+``python -m nvfp4_cute.bench.configs sm_100`` compiles the configs (minutes, no GPU) and prints the table of
+results/sm100_configs.md. ``sm_120`` also runs them on the emulator and prints the first table of results/sm120_configs.md. With
+numbers of ``nvfp4_group_gemm`` cases as further arguments, it counts their bytes instead, one launch of the full problem
+each (minutes).
 """
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 from tqdm import tqdm
@@ -20,7 +21,8 @@ from nvfp4_cute.emulator.cubin import read_opcodes
 from nvfp4_cute.formats.block_format import NVFP4
 from nvfp4_cute.gpus.targets import RTX_PRO_6000
 from nvfp4_cute.ops.parts.grouped_gemm import grouped_gemm
-from nvfp4_cute.planning.arch import sm120
+from nvfp4_cute.planning.arch import family_of, sm120
+from nvfp4_cute.planning.arch.sm100 import limits as sm100
 from nvfp4_cute.planning.config import KernelConfig
 from nvfp4_cute.planning.schedule import make_schedule
 from nvfp4_cute.roofline.modelled import modelled_times
@@ -30,6 +32,11 @@ OMMA = 0x47F
 FP16_BYTES = 2
 # Problem for bank conflicts: tiles that are cut on both sides, two K tiles of 256.
 M, N, K = 130, 136, 512
+SM100_GROUPS = 8
+SM100_HEADER = (
+    "| arch | config | registers | stack bytes | code bytes | smem bytes | tensor-memory columns |",
+    "|---|---|---|---|---|---|---|",
+)
 CONFIG_HEADER = (
     "| config | registers | stack bytes | smem bytes | block-scaled MMAs in PTX, in SASS | accesses of operands in shared "
     "memory | of them with bank conflicts |",
@@ -41,8 +48,27 @@ BYTES_HEADER = (
 )
 
 
+def sm100_row(arch: str, config: KernelConfig) -> str:
+    """Returns the line of a config of the sm_100 family: list form of 8 groups, fp16 output, contiguous rows."""
+    key = KernelKey(arch, config, SM100_GROUPS, torch.float16, False).validated()
+    resources = compile_kernel(key).resources
+    smem, tmem = sm100.smem_plan(key.config), sm100.tmem_map(key.config)
+    return (
+        f"| {arch} | {key.config.to_name()} | {resources.registers} | {resources.stack_bytes} | "
+        f"{resources.code_bytes} | {smem.total_bytes} | {tmem.used_cols} |"
+    )
+
+
+def sm100_rows(archs: Sequence[str] = sm100.ARCHS) -> Iterator[str]:
+    """Yields a line for every candidate on every architecture of the sm_100 family."""
+    for arch, config in tqdm(
+        [(arch, config) for arch in archs for config in family_of(arch).CANDIDATES], disable=None
+    ):
+        yield sm100_row(arch, config)
+
+
 def config_row(config: KernelConfig) -> str:
-    """Returns a config's line: list form of 1 group, fp16 output."""
+    """Returns the line of a config of sm_120a: list form of 1 group, fp16 output."""
     key = KernelKey("sm_120a", config, 1, torch.float16, False).validated()
     kernel = compile_kernel(key)
     accesses, conflicts = bank_accesses(config)
@@ -88,25 +114,23 @@ def bytes_row(number: int) -> str:
     )
 
 
-def case_number(text: str) -> int:
-    """Parses the number of a case on the command line."""
-    if text not in ("0", "1", "2", "3"):
-        raise argparse.ArgumentTypeError(f"{text} is no case of nvfp4_group_gemm: those are 0 to 3")
-    return int(text)
-
-
 def main(argv: Sequence[str] | None = None) -> None:
-    """Prints a table of sm_120."""
+    """Prints a table."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    # Not ``choices``, which argparse would compare with the empty list.
+    parser.add_argument("family", choices=("sm_100", "sm_120"))
     parser.add_argument(
-        "cases", nargs="*", type=case_number, metavar="CASE", help="count the bytes of these, 0 to 3"
+        "cases", nargs="*", type=int, metavar="CASE", help="sm_120: count the bytes of these, 0 to 3"
     )
-    numbers = parser.parse_args(argv).cases
-    if numbers:
-        rows = [*BYTES_HEADER, *(bytes_row(number) for number in tqdm(numbers, disable=None))]
+    args = parser.parse_args(argv)
+    wrong = [case for case in args.cases if not 0 <= case <= 3 or args.family == "sm_100"]
+    if wrong:
+        parser.error(f"{wrong[0]} is no case of nvfp4_group_gemm on sm_120: those are 0 to 3")
+    if args.family == "sm_100":
+        rows = [*SM100_HEADER, *sm100_rows()]
+    elif args.cases:
+        rows = [*BYTES_HEADER, *(bytes_row(number) for number in tqdm(args.cases, disable=None))]
     else:
         rows = [*CONFIG_HEADER, *(config_row(config) for config in tqdm(sm120.CANDIDATES, disable=None))]
     print("\n".join(rows))

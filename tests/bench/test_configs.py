@@ -1,14 +1,16 @@
-"""Compares the committed tables of the sm_120a kernel's resources and traffic with the compiler and the emulator."""
+"""Compares the committed tables of Blackwell's configs with the compiler and the emulator."""
 
 from pathlib import Path
 
 import pytest
 
-from nvfp4_cute.bench import sm120_configs
-from nvfp4_cute.planning.arch import sm120
+from nvfp4_cute.bench import configs
+from nvfp4_cute.planning.arch import family_of, sm120
+from nvfp4_cute.planning.arch.sm100 import limits as sm100
 
-TABLE = (
-    Path(sm120_configs.__file__).with_name("results").joinpath("sm120_configs.md").read_text().splitlines()
+TABLE, SM100_TABLE = (
+    (Path(configs.__file__).parent / f"results/{name}_configs.md").read_text().splitlines()
+    for name in ("sm120", "sm100")
 )
 CASES = [line for line in TABLE if line[2:3].isdigit()]
 
@@ -29,15 +31,15 @@ def test_no_config_spills_conflicts_or_decodes():
 
 
 def test_the_command_prints_the_table_that_is_asked_for(monkeypatch, capsys):
-    monkeypatch.setattr(sm120_configs, "config_row", lambda config: "a config")
-    monkeypatch.setattr(sm120_configs, "bytes_row", "case {}".format)
-    sm120_configs.main([])
+    monkeypatch.setattr(configs, "config_row", lambda config: "a config")
+    monkeypatch.setattr(configs, "bytes_row", "case {}".format)
+    configs.main(["sm_120"])
     assert capsys.readouterr().out.count("a config\n") == len(sm120.CANDIDATES)
-    sm120_configs.main(["3", "0"])
+    configs.main(["sm_120", "3", "0"])
     assert capsys.readouterr().out.endswith("case 3\ncase 0\n")
     with pytest.raises(SystemExit):
-        sm120_configs.main(["4"])
-    assert "4 is no case of nvfp4_group_gemm: those are 0 to 3" in capsys.readouterr().err
+        configs.main(["sm_120", "4"])
+    assert "4 is no case of nvfp4_group_gemm on sm_120: those are 0 to 3" in capsys.readouterr().err
 
 
 def test_cases_move_what_they_must():
@@ -55,7 +57,7 @@ def test_cases_move_what_they_must():
     ids=lambda config: config.to_name(),
 )
 def test_a_line_is_what_the_compiler_and_the_emulator_make(config):
-    assert sm120_configs.config_row(config) in TABLE
+    assert configs.config_row(config) in TABLE
 
 
 @pytest.mark.slow
@@ -63,5 +65,24 @@ def test_a_line_is_what_the_compiler_and_the_emulator_make(config):
 @pytest.mark.parametrize("line", CASES)
 def test_a_case_moves_what_is_written(line):
     """The modelled time may change with the model; the traffic may not."""
-    got, written = cells(sm120_configs.bytes_row(int(cells(line)[0]))), cells(line)
+    got, written = cells(configs.bytes_row(int(cells(line)[0]))), cells(line)
     assert got[:2] + got[3:] == written[:2] + written[3:]
+
+
+def test_every_config_of_sm100_has_a_line_and_none_spills():
+    lines = [cells(line) for line in SM100_TABLE if line.startswith("| sm_")]
+    assert len(lines) == sum(len(family_of(arch).CANDIDATES) for arch in sm100.ARCHS)
+    for arch, name, registers, stack, _, smem, columns in lines:
+        assert arch in sm100.ARCHS and name.startswith("t128x")
+        assert int(registers) <= 255 and int(stack) == 0, f"{arch} {name} spills"
+        assert int(smem) <= sm100.SMEM_CAPACITY_BYTES and int(columns) <= sm100.TMEM_COLS
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("arch", sm100.ARCHS)
+def test_the_table_of_sm100_is_what_the_compiler_makes(arch):
+    assert set(configs.sm100_rows([arch])) <= set(SM100_TABLE)
+
+
+def test_one_line_of_sm100_is_what_the_compiler_makes():
+    assert configs.sm100_row("sm_100a", sm100.CANDIDATES[0]) in SM100_TABLE
