@@ -61,10 +61,9 @@ def sm100_row(arch: str, config: KernelConfig) -> str:
 
 def sm100_rows(archs: Sequence[str] = sm100.ARCHS) -> Iterator[str]:
     """Yields a line for every candidate on every architecture of the sm_100 family."""
-    for arch, config in tqdm(
-        [(arch, config) for arch in archs for config in family_of(arch).CANDIDATES], disable=None
-    ):
-        yield sm100_row(arch, config)
+    tried = [(arch, config) for arch in archs for config in family_of(arch).CANDIDATES]
+    for one, config in tqdm(tried, disable=None):
+        yield sm100_row(one, config)
 
 
 def config_row(config: KernelConfig) -> str:
