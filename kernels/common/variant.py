@@ -18,8 +18,7 @@ class GroupedGemmVariant:
         out_dtype: cutlass.Float16, BFloat16 or Float32, or the format of quantized results; INT8 also Int32, the unscaled sums.
         has_alpha: whether every group's result is multiplied by a factor.
         name: kernel name in profilers and in the emulator's reports.
-        a_format, b_format: formats of ``a`` and of every ``b``. Weight-only kernels have ``is_bf16`` instead of ``a_format``.
-        is_bf16: whether 16-bit ``a`` is bfloat16, otherwise float16.
+        a_format, b_format: formats of ``a`` and of every ``b``.
         out_m_major: whether columns rather than rows of the output are contiguous.
         activation: activation of a dual GEMM's first product, as text of ``nvfp4_cute.activation``; None for one product.
         weight_layout: layout of a dual GEMM's weights: "separate", or a name that says how a single ``b`` holds the rows of both.
@@ -43,7 +42,6 @@ class GroupedGemmVariant:
         *,
         a_format: BlockFormat = NVFP4,
         b_format: BlockFormat = NVFP4,
-        is_bf16: bool = False,
         out_m_major: bool = False,
         activation: str | None = None,
         weight_layout: str = "separate",
@@ -60,7 +58,6 @@ class GroupedGemmVariant:
         self.has_alpha = has_alpha
         self.name = name
         self.formats = a_format, b_format
-        self.is_bf16 = is_bf16
         self.out_m_major = out_m_major
         self.activation = activation
         self.weight_layout = weight_layout

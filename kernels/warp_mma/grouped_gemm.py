@@ -27,7 +27,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32, Uint8, Uint32
 
-from nvfp4_cute.formats.block_format import FP8_128x128
+from nvfp4_cute.formats.block_format import BFLOAT16, FP8_128x128
 from nvfp4_cute.launch_table import NUM_COLUMNS, Group, Header
 from nvfp4_cute.planning.arch.warp_mma import STEPS_OF_TURN, WARP_SIZE, ctas_per_sm, warps_of
 
@@ -59,7 +59,7 @@ class WarpMmaGemm(GroupedGemmVariant):
 
     def __init__(self, **options):
         super().__init__(**options)
-        self.decoding = Decoding(self.formats[1], self.is_bf16)
+        self.decoding = Decoding(self.formats[1], self.formats[0] == BFLOAT16)
         self.kind = OutputKind(self.out_dtype, False, self.activation, self.weight_layout)
         self.layout = Layout(None if self.activation is None else self.weight_layout)
         self.tokens = self.config.cta_tile_shape_mnk[1]

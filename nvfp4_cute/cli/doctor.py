@@ -173,6 +173,7 @@ def _kernel_lines(found: dict[str, str | None]) -> list[str]:
 
 def _format_lines(formats: Formats) -> Iterator[str]:
     """Iterates over lines on how architectures multiply a pair, or why they cannot, and on kernels for 16-bit ``a``."""
+    from nvfp4_cute.formats.block_format import BFLOAT16
     from nvfp4_cute.planning.arch import ARCHS, WEIGHT_ONLY_FAMILIES, is_weight_only, mmas_of, simt
     from nvfp4_cute.planning.arch.base import check_pair
 
@@ -191,11 +192,9 @@ def _format_lines(formats: Formats) -> Iterator[str]:
     yield from (f"{', '.join(archs)}: {how}" for how, archs in found.items())
     weight_only = ", ".join(filter(is_weight_only, simt.ARCHS))
     yield f"{weight_only}: a has 16 bits; layers whose checkpoint quantizes a are weight-only there, and say so"
-    weights = (None, formats[1])
+    weights = BFLOAT16, formats[1]
     if weights in simt.W4A16_PAIRS:
-        grouped = {
-            arch for family in WEIGHT_ONLY_FAMILIES if weights in family.PAIRS for arch in family.ARCHS
-        }
+        grouped = {arch for family in WEIGHT_ONLY_FAMILIES if weights in family.MMA for arch in family.ARCHS}
         where = ", ".join(arch for arch in simt.ARCHS if arch in grouped)
         yield f"16-bit a x {formats[1]}: gemm and gemv on every GPU; grouped and dual products on {where or 'none'}"
 

@@ -10,14 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-
-from nvfp4_cute.formats.block_format import NVFP4_PAIR, Formats
+from nvfp4_cute.formats.block_format import BFLOAT16, NVFP4_PAIR, Formats
 from nvfp4_cute.gpus import targets
 from nvfp4_cute.gpus.targets import Target
-from nvfp4_cute.launch.simt import check_weights
 from nvfp4_cute.operands.rules import check_formats, check_quantized_columns, check_result_of_pair
-from nvfp4_cute.planning.arch import weight_only_families
+from nvfp4_cute.planning.arch import mmas_of
+from nvfp4_cute.planning.arch.base import check_pair
 from nvfp4_cute.planning.arch.simt import W4A16_PAIRS
 from nvfp4_cute.problem import RESULT_FORMATS
 from nvfp4_cute.problems.nvfp4_dual_gemm import spec as dual_gemm_spec
@@ -193,9 +191,8 @@ def _check_weight_only(arch: str, shape: Shape) -> None:
         )
     check_result_of_pair(shape.out, None)
     check_formats(b_format=b_format, takes_rows=True)
-    families = weight_only_families(arch)
-    pairs = W4A16_PAIRS if shape.groups == 1 else [pair for family in families for pair in family.PAIRS]
-    check_weights(arch, torch.bfloat16, b_format, pairs)
+    pairs = mmas_of(arch, BFLOAT16)
+    check_pair(arch, (BFLOAT16, b_format), W4A16_PAIRS if shape.groups == 1 else pairs)
 
 
 def choose_target(name: str | None) -> tuple[Target, str]:

@@ -4,6 +4,7 @@ from dataclasses import dataclass, replace
 from importlib import import_module
 from typing import Any
 
+import numpy as np
 import torch
 
 from nvfp4_cute.activation import symbol
@@ -11,7 +12,7 @@ from nvfp4_cute.errors import ConfigError, UnsupportedProblem, UnsupportedTarget
 from nvfp4_cute.formats import block_format
 from nvfp4_cute.formats.block_format import BlockFormat
 from nvfp4_cute.planning.arch import chain_archs, check_results, family_of, mmas_of, oldest_dsl
-from nvfp4_cute.planning.arch.base import check_pair
+from nvfp4_cute.planning.arch.base import Family, check_pair
 from nvfp4_cute.planning.config import KernelConfig
 from nvfp4_cute.problem import (
     Activation,
@@ -35,14 +36,14 @@ class KernelKey:
         num_groups: slots of the list form; 1 in the other forms, whose code serves any number of groups.
         out_dtype: torch.float16, bfloat16 or float32; a format name for quantized results; int32 for sums of integers.
         has_alpha: whether a factor per group is read.
-        form: form of the operands: list, ragged or masked.
+        form: form of the operands.
         out_m_major: whether columns of the output are contiguous, not rows.
         activation: activation of a dual GEMM's first product; None for one product.
         weight_layout: layout of a dual GEMM's weights: "separate" for two operands, or the interleaving of one.
         has_limit: whether a dual GEMM's products are clamped.
         is_chain: whether every group reads the result of the previous one.
         early_weights: whether weights are loaded before the wait for the previous launch.
-        a_format, b_format: formats of ``a``, and of every ``b``.
+        a_format, b_format: formats of ``a``, and of every ``b``. For 16-bit ``a``, BFLOAT16 or FLOAT16.
         bias_dtype: dtype of the bias that is added to every column; None without a bias.
         has_row_scales: whether ``a`` has a global scale per row.
     """
@@ -93,13 +94,13 @@ class KernelKey:
         formats, an output or a chain that the arch's kernel lacks.
         """
         formats = self.a_format, self.b_format
-        family, config = family_of(self.arch, formats), self.config
-        check_pair(self.arch, formats, mmas_of(self.arch))
+        family, config = self._family, self.config
+        check_pair(self.arch, formats, mmas_of(self.arch, self.a_format))
+        check_results(self.arch, formats, result_format(self.out_dtype))
         num_b = num_weights(self.activation is not None, self.weight_layout)
         reason = family.interleave_reason(config, self.weight_layout)
         reason = reason or family.unsupported_reason(config, num_b, formats)
         out_format = result_format(self.out_dtype)
-        check_results(self.arch, formats, out_format)
         if out_format is not None:
             reason = reason or family.quantized_reason(config, out_format)
         if reason is None and config.cluster_size > config.num_mma_cta and self.is_chain:
@@ -121,6 +122,14 @@ class KernelKey:
         resolved = replace(family.resolve(config, num_b, formats), num_cta=None)
         return replace(self, config=resolved, early_weights=early_weights)
 
+    @property
+    def _family(self) -> Family:
+        return family_of(self.arch, (self.a_format, self.b_format), self.config)
+
+    def workspace_bytes(self, rows: np.ndarray, k: np.ndarray, num_cta: int) -> int:
+        """Returns the bytes of ``Family.workspace_bytes``."""
+        return self._family.workspace_bytes(self.config, rows, k, num_cta)
+
     def to_name(self) -> str:
         """Returns a readable, unique name; the kernel's symbol starts with this name."""
         dtype = dtype_name(self.out_dtype)
@@ -140,8 +149,7 @@ class KernelKey:
         """Returns the CuTe DSL object of the grouped GEMM."""
         from nvfp4_cute.kernels.common.chain import Chain
 
-        family = family_of(self.arch, (self.a_format, self.b_format))
-        return kernel_class(self.arch, family.KERNEL)(
+        return kernel_class(self.arch, self._family.KERNEL)(
             config=self.config,
             form=self.form,
             num_groups=self.num_groups,

@@ -26,6 +26,7 @@ from nvfp4_cute.experts.permutation import Permutation
 from nvfp4_cute.experts.records import LAYOUTS, Activations, ExpertLayout, Experts, LayerOfExperts
 from nvfp4_cute.experts.weights import per_expert, product_factors
 from nvfp4_cute.formats.block_format import (
+    BFLOAT16,
     INT4_FORMATS,
     INT8,
     MXFP4,
@@ -43,9 +44,8 @@ from nvfp4_cute.operands import rules as checks
 from nvfp4_cute.ops.parts import composed_dual, dequantized
 from nvfp4_cute.ops.parts.dual_gemm import grouped_dual_gemm
 from nvfp4_cute.ops.parts.grouped_gemm import grouped_gemm
-from nvfp4_cute.planning.arch import choose_weight_only, parts_of_k
 from nvfp4_cute.planning.config import KernelConfig
-from nvfp4_cute.problem import Gate, GroupedProblem, OutDtype, num_weights
+from nvfp4_cute.problem import Gate, GroupedProblem, OutDtype
 
 # Formats of rows that kernels multiply by weights of each format. Weights in other formats take 16-bit rows.
 MX_ROWS: tuple[Activations, ...] = ("mxfp8_e4m3", "mxfp8_e5m2", "mxfp4", "16bit")
@@ -274,7 +274,7 @@ class LocalExperts:
             gate,
         )
         second = (mean_rows, hidden, width), dtype, None
-        a_format = None if self.row_format is None else self._a_format
+        a_format = BFLOAT16 if self.row_format is None else self._a_format
         return (
             config_of_mean(name, device, self.count, *first, a_format, self.w13.format, is_batch_invariant()),
             config_of_mean(name, device, self.count, *second, a_format, self.w2.format, is_batch_invariant()),
@@ -306,7 +306,7 @@ def config_of_mean(
     mean: tuple[int, int, int],
     dtype: OutDtype,
     gate: Gate | None,
-    a_format: BlockFormat | None = NVFP4_FORMAT,
+    a_format: BlockFormat = NVFP4_FORMAT,
     b_format: BlockFormat = NVFP4_FORMAT,
     batch_invariant: bool = False,
 ) -> KernelConfig:
@@ -319,8 +319,7 @@ def config_of_mean(
         mean: (m, n, k) per expert; n counts columns of the result.
         dtype: dtype of the results.
         gate: gate of a dual GEMM, or None.
-        a_format: format of the rows; None for 16 bits.
-        b_format: format of the weights.
+        a_format, b_format: formats of the rows and of the weights.
         batch_invariant: see ``GroupedProblem``.
 
     Raises UnsupportedTarget or UnsupportedProblem if no kernel multiplies the formats.
@@ -334,15 +333,13 @@ def config_of_mean(
         sizes,
         "ragged",
         dtype,
-        a_format=a_format or NVFP4_FORMAT,
+        a_format=a_format,
         b_format=b_format,
         batch_invariant=batch_invariant,
         **dual,
     )
-    if a_format is None:
-        num_b = num_weights(gate is not None, problem.weight_layout)
-        parts = parts_of_k(problem, gpu.arch, gpu.num_sms)
-        return choose_weight_only(gpu.arch, sizes, gpu.num_sms, num_b, True, b_format, parts)
+    if not a_format.has_scales:
+        return config_of(problem, gpu.arch, gpu.num_sms)
     return tuned.find(problem, gpu) or config_of(problem, gpu.arch, gpu.num_sms)
 
 

@@ -8,14 +8,14 @@ from typing import Any
 
 import torch
 
-from nvfp4_cute import backends
 from nvfp4_cute.backends.calls import call
 from nvfp4_cute.batch_invariance import is_batch_invariant
 from nvfp4_cute.experts.products import LocalExperts
+from nvfp4_cute.launch.grouped import GroupedTask
 from nvfp4_cute.launch.task import Task
-from nvfp4_cute.launch.weight_only import WeightOnlyTask
 from nvfp4_cute.operands import grouped
 from nvfp4_cute.operands.grouped import Result, Weights
+from nvfp4_cute.operands.operand import Operand
 from nvfp4_cute.problem import Gate
 
 # Least number of experts per choice, for several tokens. Two choices of one expert read its weights twice, which is rare among
@@ -80,10 +80,9 @@ def _product(
             problem, operands = grouped.with_bias(problem, operands, bias)
         _, n, k = problem.sizes[0]
         problem = replace(problem, form="routed", sizes=((1, n, k),) * choices)
-        operands = replace(
-            operands, activations=(a.unsqueeze(0),), sizes=ids.view(-1), first_expert=first_expert
-        )
-        return WeightOnlyTask.of(problem, operands, None, backends.gpu_of(backend, a.device)), outs
+        rows = Operand.of_values(a.unsqueeze(0))
+        operands = replace(operands, a=(rows,), sizes=ids.view(-1), first_expert=first_expert)
+        return GroupedTask(problem, operands), outs
 
     settings = (
         "routed",

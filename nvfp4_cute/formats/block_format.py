@@ -15,6 +15,7 @@ to elements, or sizes to bytes, asks the record, so a new format is a new record
 | MXFP4_FP8 | e2m1 | relative | 1 x 32 | no | MXFP4 weights prepared for FP8_1xK rows: :mod:`nvfp4_cute.formats.fp8_order` |
 | INT8 | s8 | fp32 | 1 x K | no | SmoothQuant (arXiv 2211.10438), section 3: one scale per token and per output channel |
 | int4_format() | int4 | 16 or 32 b | 1 x 32 to 128 | no | weights; see :func:`int4_format` |
+| BFLOAT16, FLOAT16 | bf16, fp16 | none | none | no | 16-bit rows of weight-only products |
 
 FOUR_OVER_SIX is NVFP4 with block scales that are chosen by their error (``formats.four_over_six``). No tensor has it: quantizing
 to it makes NVFP4 tensors.
@@ -91,6 +92,7 @@ FP16 = NumberType("fp16", 16, 65504.0, 15, ("float16",), "float16")
 S4 = NumberType("int4", 4, 7.5, 2, ("uint8",), "uint8")
 U4 = NumberType("uint4", 4, 15.0, 3, ("uint8",), "uint8")
 INT4_ZERO_POINT = 8  # the code of an int4 zero
+NO_SCALE = NumberType("none", 0, 1.0, 0, (), "")
 # 32-bit words: the low half holds a block's scale, the high half its integer zero point.
 BF16_ZERO = NumberType("bf16_zero", 32, BF16.max, 127, ("int32",), "int32")
 FP16_ZERO = NumberType("fp16_zero", 32, FP16.max, 15, ("int32",), "int32")
@@ -183,6 +185,11 @@ class BlockFormat:
         return "int4_format(...)" if self.is_int4 else self.name
 
     @property
+    def has_scales(self) -> bool:
+        """Whether values have block scales. Formats without them are those of 16-bit rows."""
+        return self.scale.bits > 0
+
+    @property
     def is_int4(self) -> bool:
         """Whether elements are 4-bit integers, whose products with scales are rounded to 16-bit floats."""
         return self.element in (S4, U4)
@@ -231,7 +238,7 @@ class BlockFormat:
     @property
     def is_1xk(self) -> bool:
         """Whether one scale covers a whole row (FP8_1xK, INT8), so that it multiplies sums over all of K."""
-        return self.block_k == 0
+        return self.block_k == 0 and self.has_scales
 
     def block_of(self, k: int) -> int:
         """Returns how many values of a row of ``k`` share a scale."""
@@ -347,6 +354,11 @@ def as_format(name: str, value: object) -> BlockFormat:
     raise TypeError(f'{name}={value!r} is not a format; pass nvfp4_cute.MXFP4, or its name "mxfp4"')
 
 
+def format_of_values(dtype: "torch.dtype") -> BlockFormat:
+    """Returns the format of float16 or bfloat16 values."""
+    return SIXTEEN_BITS[str(dtype).removeprefix("torch.")]
+
+
 def torch_dtypes(names: tuple[str, ...]) -> tuple["torch.dtype", ...]:
     """Looks up dtypes by name. Imports torch only when called."""
     import torch
@@ -364,6 +376,10 @@ FP8_128x128 = BlockFormat("fp8_128x128", E4M3, FP32, block_k=128, block_rows=128
 FP8_1xK = BlockFormat("fp8_1xk", E4M3, FP32, block_k=0, scale_layout="rowmajor")
 INT8 = BlockFormat("int8", S8, FP32, block_k=0, scale_layout="rowmajor")
 MXFP4_FP8 = BlockFormat("mxfp4_fp8", E2M1, RELATIVE, block_k=32, order="fp8")
+# 16-bit values are operands as they are: no tensor class has these formats.
+BFLOAT16 = BlockFormat("bfloat16", BF16, NO_SCALE, block_k=0, scale_layout="rowmajor")
+FLOAT16 = BlockFormat("float16", FP16, NO_SCALE, block_k=0, scale_layout="rowmajor")
+SIXTEEN_BITS = {f.name: f for f in (BFLOAT16, FLOAT16)}
 # Number of powers of two in MXFP4_FP8, because e4m3 holds e2m1 times 2^-8 to 2^6. The row's largest scale becomes 2^ROW_EXPONENT.
 E4M3_POWERS, ROW_EXPONENT = 15, 6
 # Formats of ``a`` and ``b``, or of the M side and the N side of an MMA.

@@ -42,9 +42,9 @@ def entries(operands: GroupedOperands, problem: GroupedProblem) -> Iterator[Entr
         if tensor is not None:
             yield Entry(name, tensor, is_written, column)
 
-    yield from side("a", Group.A, [*(x.data for x in operands.a), *operands.activations])
+    yield from side("a", Group.A, [x.data for x in operands.a])
     yield from side("b", Group.B, [x.data for x in operands.b])
-    yield from side("a_scale", Group.SFA, [x.scale for x in operands.a])
+    yield from side("a_scale", Group.SFA, [x.scale for x in operands.a if x.format.has_scales])
     yield from side("b_scale", Group.SFB, [x.scale for x in operands.b])
     row_scales = [x.row_scale for x in operands.a if x.row_scale is not None]
     yield from side("global_scale of a", Group.ROW_SCALE, row_scales)
@@ -116,5 +116,4 @@ class GroupsTask:
         """Iterates over name and bytes of every operand of groups that a tensor map describes."""
         operands = self.operands
         rows = {id(x.data) for side in (operands.a, operands.b, operands.b2) for x in side}
-        rows.update(map(id, operands.activations))
         return ((name, tensor) for name, tensor, _ in self.tensors() if id(tensor) in rows)

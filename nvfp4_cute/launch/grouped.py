@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -20,16 +20,22 @@ from nvfp4_cute.gpus.targets import Gpu
 from nvfp4_cute.launch import tuned
 from nvfp4_cute.launch.bands import divided
 from nvfp4_cute.launch.entries import GroupsTask
-from nvfp4_cute.launch.plan import config_of, key_of, make_plan, mma_of, most_tiles_m
+from nvfp4_cute.launch.plan import config_of, key_of, make_plan, mma_of, most_tiles_m, sizes_of
 from nvfp4_cute.launch.task import ByRows, Launch
 from nvfp4_cute.launch_table import NUM_COLUMNS, Group, Header
 from nvfp4_cute.operands.grouped import GroupedOperands, ragged_places
+from nvfp4_cute.operands.operand import Operand
 from nvfp4_cute.planning.arch import clusters_at_once, family_of, num_clusters
 from nvfp4_cute.planning.choose import check_order
 from nvfp4_cute.planning.config import KernelConfig
 from nvfp4_cute.planning.rows import rounded_rows
 from nvfp4_cute.problem import RESULT_FORMATS, GroupedProblem
-from nvfp4_cute.reference import grouped_dual_gemm_reference, grouped_gemm_reference
+from nvfp4_cute.reference import (
+    grouped_dual_gemm_reference,
+    grouped_gemm_reference,
+    weight_only_dual_reference,
+    weight_only_reference,
+)
 
 
 class GroupRows(NamedTuple):
@@ -61,7 +67,13 @@ class GroupedTask(GroupsTask):
 
         A launch converts scales that are not blocked right before. Early loads would not wait for it, so the promise is then
         dropped.
+
+        Raises UnsupportedProblem for 16-bit ``a`` and results with contiguous columns, which no such kernel writes.
         """
+        if problem.out_m_major and not problem.a_format.has_scales:
+            raise UnsupportedProblem(
+                "out has contiguous columns; with 16-bit a the kernel writes rows: allocate it as torch.empty(M, N)"
+            )
         is_early = early_weights and scale_layout == "blocked"
         return cls(replace(problem, early_weights=is_early), operands, config)
 
@@ -70,8 +82,16 @@ class GroupedTask(GroupsTask):
         if self.config is not None:
             check_order(self.config, self.problem)
             return self.config
+        if not self.problem.a_format.has_scales:
+            return config_of(self._to_choose_for, gpu.arch, gpu.num_sms)
         config = tuned.find(self.problem, gpu, lambda tried: replace(self, config=tried).key(gpu))
         return config or config_of(self.problem, gpu.arch, gpu.num_sms, self._num_rows)
+
+    @property
+    def _to_choose_for(self) -> GroupedProblem:
+        """Returns a weight-only problem with its rows rounded up (``planning.rows``), except for lists with several groups."""
+        num_rows = rounded_rows(self.operands.a[0].rows) if len(self.operands.a) == 1 else None
+        return replace(self.problem, sizes=sizes_of(self.operands, self.problem, num_rows))
 
     @property
     def _num_rows(self) -> int | None:
@@ -85,11 +105,11 @@ class GroupedTask(GroupsTask):
         Raises UnsupportedTarget, UnsupportedProblem or ConfigError.
         """
         problem, config = self.problem, self.config_on(gpu)
-        if problem.form in ("ragged", "masked"):
+        if problem.form in ("ragged", "masked", "routed"):
             a, b = self.operands.a[0], self.operands.b[0]
             what = f"{problem.num_groups} {problem.form} groups, rows={a.rows}, N={b.rows}, K={a.k}"
             most = (most_tiles_m(self.operands, problem, config) * config.work_tile_mnk[0], b.rows, a.k)
-            reason = family_of(gpu.arch, (a.format, b.format)).work_reason(what, [most], config)
+            reason = family_of(gpu.arch, (a.format, b.format), config).work_reason(what, [most], config)
             if reason is not None:
                 raise UnsupportedProblem(reason)
         return key_of(divided(problem, self.operands, config, gpu)[0], gpu.arch, config)
@@ -110,14 +130,19 @@ class GroupedTask(GroupsTask):
         return Launch(plan.kernel, table, places, plan, align_bytes, natural, operands, by_rows)
 
     def _clusters(self, config: KernelConfig, gpu: Gpu) -> ByRows | None:
-        """Returns how the number of CTAs of a list's only group follows from its rows: at most one cluster per tile."""
-        if config.stream_k:
-            return None
-        (_, n, _), (tile_m, tile_n, _) = self.problem.sizes[0], config.work_tile_mnk
+        """Returns how the number of CTAs of a list's only group follows from its rows; None if it is the same for all rows."""
+        (_, n, k), (tile_m, tile_n, _) = self.problem.sizes[0], config.work_tile_mnk
         formats = self.problem.a_format, self.problem.b_format
         most = num_clusters(config, clusters_at_once(gpu.arch, config, gpu.num_sms, formats))
+        if not formats[0].has_scales:
+            family: Any = family_of(gpu.arch, formats, config)
+            of_tile = family.most_clusters(((1, n, k),), config, False)
+        elif config.stream_k:
+            return None
+        else:
+            of_tile = -(-n // tile_n)
         size = config.cluster_size
-        return ByRows(int(Header.NUM_CTA), tile_m, -(-n // tile_n) * size, most * size)
+        return ByRows(int(Header.NUM_CTA), tile_m, of_tile * size, most * size)
 
     def _check_padded(self, gpu: Gpu) -> int:
         """Returns the alignment of operands in bytes. Raises UnsupportedProblem for 4-bit operands that TMA cannot unpack.
@@ -147,7 +172,13 @@ class GroupedTask(GroupsTask):
                 yield GroupRows(g, 0, 0, x.rows, 0)
             return
         (a,) = operands.a
-        row_blocks = a.scale.numel() // a.atom_row_bytes // a.batches
+        if form == "routed":
+            choices = self.problem.num_groups // a.rows
+            yield from (
+                GroupRows(0, 0, c // choices, c // choices + 1, 0) for c in range(self.problem.num_groups)
+            )
+            return
+        row_blocks = a.scale.numel() // a.atom_row_bytes // a.batches if a.format.has_scales else 0
         sizes = [a.rows] * a.batches if operands.sizes is None else operands.sizes.tolist()
         if form == "ragged":
             places = ragged_places(sizes, a.rows, a.format.atom_rows)
@@ -158,7 +189,9 @@ class GroupedTask(GroupsTask):
 
     def reference(self) -> None:
         """Computes every group in float64, rounded like ``reference``; quantizes float32 results where needed."""
-        operands, is_listed = self.operands, self.problem.form == "list"
+        if not self.problem.a_format.has_scales:
+            return self._weight_only_reference()
+        operands = self.operands
         for g, rows in enumerate(self.groups()):
             a = operands.a[rows.entry]
             num_blocks = -(-(rows.end - rows.start) // a.format.atom_rows)
@@ -171,7 +204,7 @@ class GroupedTask(GroupsTask):
             of_rows = None
             if a.row_scale is not None:
                 of_rows = [a.row_scale.view(-1, a.rows)[rows.batch, rows.start : rows.end]]
-            result = self._group_reference(g, is_listed, data[rows.start : rows.end], scale, of_rows)
+            result = self._group_reference(g, data[rows.start : rows.end], scale, of_rows)
             if not operands.out_scale:
                 out.copy_(result)
             elif rows.end > rows.start:
@@ -185,18 +218,47 @@ class GroupedTask(GroupsTask):
                 target = written[rows.block : rows.block + num_blocks]
                 target.copy_(scale.view(target.shape))
 
+    def _weight_only_reference(self) -> None:
+        operands, problem = self.operands, self.problem
+        ids = None
+        if problem.form == "routed" and operands.sizes is not None:
+            ids = (operands.sizes - operands.first_expert).tolist()
+        for g, rows in enumerate(self.groups()):
+            expert = g if ids is None else ids[g]
+            a, out = operands.a[rows.entry].data, operands.out[rows.entry]
+            a, out = (x[rows.batch] if x.ndim == 3 else x for x in (a, out))
+            out = out[g : g + 1] if ids is not None else out[rows.start : rows.end]
+            if ids is not None and not 0 <= expert < operands.b[0].batches:
+                out.zero_()
+                continue
+            (b, scale), second = (self._weights(side, expert) for side in (operands.b, operands.b2))
+            alpha, alpha2 = (None if x is None else x[expert] for x in (operands.alpha, operands.alpha2))
+            a, b_format = a[rows.start : rows.end], problem.b_format
+            if problem.gate is None:
+                out[:] = weight_only_reference(
+                    a, b, scale, alpha, out.dtype, bias=operands.bias, b_format=b_format
+                )
+                continue
+            weights = b, second[0], scale, second[1]
+            bias = None if operands.bias is None else operands.bias[expert]
+            out[:] = weight_only_dual_reference(
+                a, *weights, alpha, alpha2, out.dtype, bias=bias, b_format=b_format, **vars(problem.gate)
+            )
+
+    def _weights(self, side: tuple[Operand, ...], g: int) -> tuple[Any, Any]:
+        """Returns the bytes of a group's weights and of their scales; None twice without the side."""
+        if not side:
+            return None, None
+        x, batch = (side[g], 0) if self.problem.form == "list" else (side[0], g)
+        return (x.data, x.scale) if x.data.ndim == 2 else (x.data[batch], x.scale[batch])
+
     def _group_reference(
-        self, g: int, is_listed: bool, a: torch.Tensor, a_scale: torch.Tensor, row_scale: list | None
+        self, g: int, a: torch.Tensor, a_scale: torch.Tensor, row_scale: list | None
     ) -> torch.Tensor:
         operands, problem = self.operands, self.problem
-
-        def weights(side) -> tuple:
-            if not side:
-                return None, None
-            x = side[g] if is_listed else side[0]
-            return ([x.data], [x.scale]) if x.data.ndim == 2 else ([x.data[g]], [x.scale[g]])
-
-        (b, b_scale), (b2, b2_scale) = weights(operands.b), weights(operands.b2)
+        sides = (self._weights(side, g) for side in (operands.b, operands.b2))
+        given: list[Any] = [None if x is None else [x] for side in sides for x in side]
+        b, b_scale, b2, b2_scale = given
         alpha, alpha2 = (x if x is None else x[g : g + 1] for x in (operands.alpha, operands.alpha2))
         dtype = problem.out_dtype if isinstance(problem.out_dtype, torch.dtype) else torch.float32
         if problem.activation is None:

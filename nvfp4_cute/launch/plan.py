@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 
@@ -14,11 +15,11 @@ from nvfp4_cute.launch.task import Launch
 from nvfp4_cute.launch_table import NUM_COLUMNS, Group, Header, float32_bits
 from nvfp4_cute.operands.grouped import GroupedOperands
 from nvfp4_cute.operands.operand import Operand
-from nvfp4_cute.planning.arch import base, clusters_at_once, family_of, num_clusters
+from nvfp4_cute.planning.arch import base, clusters_at_once, family_of, num_clusters, of_groups
 from nvfp4_cute.planning.choose import choose_config, of_rounded_rows, problem_of_mean
 from nvfp4_cute.planning.config import KernelConfig
 from nvfp4_cute.planning.schedule import TileSchedule, make_schedule
-from nvfp4_cute.problem import GroupedProblem
+from nvfp4_cute.problem import INT32_MAX, GroupedProblem
 
 
 @dataclass(frozen=True)
@@ -52,12 +53,17 @@ class Plan:
         header[Header.NUM_GROUPS] = problem.num_groups
         if problem.limit is not None:
             header[Header.LIMIT] = float32_bits(problem.limit)
+        if problem.form == "routed":
+            assert operands.sizes is not None
+            header[Header.CHOICES] = problem.num_groups // operands.a[0].rows
+            header[Header.FIRST_EXPERT] = operands.first_expert
+            header[Header.ID_WORDS] = operands.sizes.element_size() // 4
         clusters = self.num_clusters
         if self.schedule is not None:
             header[Header.NUM_TILES] = self.schedule.num_tiles
             table[1:, Group.TILE_OFFSET] = self.schedule.tile_offsets[: len(described)]
-        elif not config.stream_k:
-            clusters = min(clusters, most_tiles(operands, problem, config))
+        if self.schedule is None or config.stream_k:
+            clusters = min(clusters, most_clusters(operands, problem, self.kernel.key.arch, config))
         header[Header.NUM_CTA] = clusters * config.cluster_size
         for row, g in zip(table[1:], described, strict=True):
             b2 = operands.b2[g] if operands.b2 else None
@@ -92,7 +98,10 @@ def mma_of(arch: str, problem: GroupedProblem) -> base.Mma:
 
 def _extents(a: Operand, b: Operand, b2: Operand | None, mma: base.Mma) -> dict[Group, int]:
     """Returns pitches and extents, in elements, and scale blocks. Unused ones also have to be well formed."""
-    row_blocks = [max(x.scale.numel() // (x.atom_row_bytes * x.batches), 1) for x in (a, b)]
+    row_blocks = [
+        max(x.scale.numel() // (x.atom_row_bytes * x.batches), 1) if x.format.has_scales else 1
+        for x in (a, b)
+    ]
     found = {
         Group.M: max(a.rows, 1),
         Group.N: max(b.rows, 1),
@@ -122,9 +131,30 @@ def most_tiles_m(operands: GroupedOperands, problem: GroupedProblem, config: Ker
     return a.batches * -(-a.rows // config.work_tile_mnk[0]) + further
 
 
-def most_tiles(operands: GroupedOperands, problem: GroupedProblem, config: KernelConfig) -> int:
-    """Returns an upper bound of all tiles of groups on the device."""
+def most_clusters(operands: GroupedOperands, problem: GroupedProblem, arch: str, config: KernelConfig) -> int:
+    """Returns an upper bound of the clusters that find work if the device knows the sizes, or with stream-K."""
+    if not problem.a_format.has_scales:
+        family: Any = family_of(arch, (problem.a_format, problem.b_format), config)
+        return family.most_clusters(sizes_of(operands, problem), config, problem.form == "ragged")
+    if config.stream_k:
+        return INT32_MAX
     return most_tiles_m(operands, problem, config) * -(-operands.b[0].rows // config.work_tile_mnk[1])
+
+
+def sizes_of(
+    operands: GroupedOperands, problem: GroupedProblem, num_rows: int | None = None
+) -> tuple[tuple[int, int, int], ...]:
+    """Returns (m, n, k) of every group, where n counts rows of ``b``. Ragged groups share all rows evenly; masked ones have most.
+
+    num_rows: rows of ``a`` if other than those of ``operands``, which are one tensor for all groups.
+    """
+    if problem.form == "list" and num_rows is None:
+        return tuple((a.rows, b.rows, b.k) for a, b in zip(operands.a, operands.b, strict=True))
+    b, groups = operands.b[0], problem.num_groups
+    rows = operands.a[0].rows if num_rows is None else num_rows
+    if problem.form == "ragged":
+        return of_groups(rows, b.rows, b.k, groups)
+    return ((1 if problem.form == "routed" else rows, b.rows, b.k),) * groups
 
 
 @lru_cache(maxsize=1024)
@@ -135,7 +165,7 @@ def config_of(problem: GroupedProblem, arch: str, sm_count: int, num_rows: int |
 
     Raises UnsupportedTarget for ``arch`` without a kernel.
     """
-    if problem.form in ("ragged", "masked"):
+    if problem.a_format.has_scales and problem.form in ("ragged", "masked"):
         out_format, is_ragged = problem.out_format, problem.form == "ragged"
         formats = problem.a_format, problem.b_format
         mean = problem_of_mean(
@@ -197,7 +227,7 @@ def key_of(problem: GroupedProblem, arch: str, config: KernelConfig) -> KernelKe
         check_list_groups(problem.num_groups, problem.num_b, problem.num_more_addresses)
     key = KernelKey.of(arch, config, problem)
     if problem.form in ("list", "batched"):
-        family = family_of(arch, (problem.a_format, problem.b_format))
+        family = family_of(arch, (problem.a_format, problem.b_format), config)
         reason = family.work_reason(f"groups of sizes {problem.sizes[0]}, ...", problem.sizes, config)
         if reason is not None:
             raise UnsupportedProblem(reason)

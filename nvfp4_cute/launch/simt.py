@@ -1,6 +1,6 @@
 """Tasks of the kernels in ``kernels/simt``: products of few rows, quantization, global scales, dequantization."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import IntEnum
 from math import prod
@@ -18,9 +18,8 @@ from nvfp4_cute.compile.simt_keys import (
     QuantizeScaledRowsKey,
     W4A16Key,
 )
-from nvfp4_cute.errors import UnsupportedProblem
 from nvfp4_cute.formats import block_scaled
-from nvfp4_cute.formats.block_format import NVFP4, UE8M0, BlockFormat
+from nvfp4_cute.formats.block_format import NVFP4, BlockFormat
 from nvfp4_cute.formats.block_scaled import BlockScaledTensor
 from nvfp4_cute.formats.global_scale import PER_ROW, resolve_global_scale
 from nvfp4_cute.formats.silu import silu_mul
@@ -64,7 +63,6 @@ class ProductTask(TableTask):
         """Addresses of ``a``, ``b``, their scales, ``alpha`` and ``out``."""
         p, columns = self.product, self.columns
         a, b = p.a, p.b
-        assert isinstance(a, Operand)
         operands = {
             "a": (columns["A"], a.data),
             "b": (columns["B"], b.data),
@@ -96,7 +94,6 @@ class ProductTask(TableTask):
     def _batch_reference(self, batch: int, alpha: torch.Tensor | None) -> torch.Tensor:
         """Returns [M, N] of one batch."""
         a, b, dtype = self.product.a, self.product.b, self.product.out.dtype
-        assert isinstance(a, Operand)
         sides = [a.data[batch]], [b.data[batch]], [a.scale[batch]], [b.scale[batch]]
         alphas = None if alpha is None else alpha.reshape(1)
         return grouped_gemm_reference(
@@ -113,7 +110,6 @@ class GemvTask(ProductTask):
     @property
     def operands(self) -> tuple[Operand, Operand]:
         """Returns a and b as matrix and vector."""
-        assert isinstance(self.product.a, Operand)
         return self.product.a, self.product.b
 
     @property
@@ -163,7 +159,6 @@ class OneRowTask(GemvTask):
     @property
     def operands(self) -> tuple[Operand, Operand]:
         """Returns b and a as matrix and vector."""
-        assert isinstance(self.product.a, Operand)
         return self.product.b, self.product.a
 
     @property
@@ -201,7 +196,6 @@ class FewRowsTask(ProductTask):
         """Returns numbers for ``launch_table.FewRows``."""
         p = self.product
         a, b = p.a, p.b
-        assert isinstance(a, Operand)
         out_batch, out_row, out_column = p.out.stride()
         return {
             FewRows.A_PITCH: a.data.stride(1),
@@ -224,7 +218,6 @@ class FewRowsTask(ProductTask):
 def few_rows_task(product: Product, gpu: Gpu) -> OneRowTask | FewRowsTask | None:
     """Returns the task that computes a ``gemm`` faster than a GEMM kernel; None if there is none for its operands."""
     a, b = product.a, product.b
-    assert isinstance(a, Operand)
     if (a.format, b.format) not in GEMV_PAIRS or a.row_scale is not None or is_batch_invariant():
         return None
     if a.rows == 1 and is_gemv_for_one_row(gpu.arch):
@@ -236,22 +229,6 @@ def few_rows_task(product: Product, gpu: Gpu) -> OneRowTask | FewRowsTask | None
     return None
 
 
-def check_weights(
-    arch: str, dtype: torch.dtype, b_format: BlockFormat, pairs: Iterable[tuple[None, BlockFormat]]
-) -> None:
-    """Raises UnsupportedProblem unless a kernel multiplies 16-bit ``a`` in ``dtype`` by weights in ``b_format``.
-
-    Args:
-        pairs: supported pairs of None, for 16-bit ``a``, and formats of weights.
-    """
-    check_pair(arch, (None, b_format), pairs)
-    if dtype == torch.float16 and b_format.scale == UE8M0:
-        raise UnsupportedProblem(
-            f"{arch}: a is float16 with {b_format.title} weights, whose scales from 2^-127 to 2^127 float16 does not hold; "
-            'pass bfloat16 a, or backend="reference"'
-        )
-
-
 class W4A16Task(ProductTask):
     """16-bit activations a [L, M, K] times quantized weights b."""
 
@@ -261,21 +238,19 @@ class W4A16Task(ProductTask):
     def key(self, gpu: Gpu) -> W4A16Key:
         """Returns the weight-only kernel's key. Raises UnsupportedProblem for weights that it does not dequantize."""
         p = self.product
-        assert isinstance(p.a, torch.Tensor)
-        check_weights(gpu.arch, p.a.dtype, p.b.format, W4A16_PAIRS)
-        batches, m, k = p.a.shape
-        has_alpha = p.alpha is not None
-        key = W4A16Key(gpu.arch, p.a.dtype, p.out.dtype, has_alpha, w4a16_tokens(m), p.b.format, p.bias_dtype)
+        check_pair(gpu.arch, (p.a.format, p.b.format), W4A16_PAIRS)
+        m, has_alpha = p.a.rows, p.alpha is not None
+        tokens, dtype = w4a16_tokens(m), p.a.data.dtype
+        key = W4A16Key(gpu.arch, dtype, p.out.dtype, has_alpha, tokens, p.b.format, p.bias_dtype)
         if key.blocks_per_sm == 1:
             return key
-        return replace(key, warps=w4a16_warps(gpu.num_sms, m, p.b.rows, k, batches))
+        return replace(key, warps=w4a16_warps(gpu.num_sms, m, p.b.rows, p.b.k, p.b.batches))
 
     def addresses(self) -> Addresses:
         """Addresses for ``launch_table.W4A16``."""
         p = self.product
-        assert isinstance(p.a, torch.Tensor)
         operands: dict[str, tuple[IntEnum, torch.Tensor]] = {
-            "x": (W4A16.X, p.a),
+            "x": (W4A16.X, p.a.data),
             "b": (W4A16.B, p.b.data),
             "b_scale": (W4A16.SFB, p.b.scale),
         }
@@ -284,8 +259,7 @@ class W4A16Task(ProductTask):
     def numbers(self, gpu: Gpu) -> Mapping[IntEnum, int]:
         """Returns numbers for ``launch_table.W4A16``."""
         p = self.product
-        x, b = p.a, p.b
-        assert isinstance(x, torch.Tensor)
+        x, b = p.a.data, p.b
         out_batch, out_row, out_column = p.out.stride()
         return {
             W4A16.X_PITCH: x.element_size() * x.stride(1),
@@ -305,15 +279,13 @@ class W4A16Task(ProductTask):
 
     def by_rows(self) -> tuple[int, Mapping[IntEnum, int]] | None:
         """Returns the rows of one batch."""
-        x = self.product.a
-        assert isinstance(x, torch.Tensor)
-        return (x.shape[1], {W4A16.M: 1}) if len(x) == 1 else None
+        a = self.product.a
+        return (a.rows, {W4A16.M: 1}) if a.batches == 1 else None
 
     def _batch_reference(self, batch: int, alpha: torch.Tensor | None) -> torch.Tensor:
         p = self.product
-        assert isinstance(p.a, torch.Tensor)
         return weight_only_reference(
-            p.a[batch],
+            p.a.data[batch],
             p.b.data[batch],
             p.b.scale[batch],
             alpha,

@@ -20,9 +20,7 @@ import torch
 from nvfp4_cute import private_api
 from nvfp4_cute.compile.compiler import CompiledKernel
 from nvfp4_cute.compile.keys import KernelKey
-from nvfp4_cute.compile.weight_only_keys import WeightOnlyKey
 from nvfp4_cute.launch_table import NUM_COLUMNS, Group, Header
-from nvfp4_cute.planning.arch import family_of
 from nvfp4_cute.planning.arch import has_counters as formats_have_counters
 from nvfp4_cute.planning.arch.warp_mma import COUNTER_BYTES
 
@@ -98,23 +96,17 @@ _in_use: dict[tuple[int | None, int, int, bool], Workspace] = {}
 def has_counters(kernel: CompiledKernel) -> bool:
     """Returns whether launches of a kernel need counters."""
     key = kernel.key
-    return isinstance(key, WeightOnlyKey) or (
-        isinstance(key, KernelKey) and formats_have_counters((key.a_format, key.b_format))
-    )
+    return isinstance(key, KernelKey) and formats_have_counters((key.a_format, key.b_format))
 
 
 def needed_bytes(kernel: CompiledKernel, table: np.ndarray) -> int:
     """Returns the bytes that a launch with this table needs; 0 if the kernel is one launch."""
     key = kernel.key
-    if isinstance(key, WeightOnlyKey):
-        return key.workspace_bytes(int(table.reshape(-1)[Header.NUM_CTA]))
     if not isinstance(key, KernelKey):
         return 0
     groups, num_cta = table.reshape(-1, NUM_COLUMNS)[1:], int(table.reshape(-1)[Header.NUM_CTA])
     rows = groups[:, Group.M] * groups[:, Group.A_BATCH]
-    return family_of(key.arch, (key.a_format, key.b_format)).workspace_bytes(
-        key.config, rows, groups[:, Group.K], num_cta
-    )
+    return key.workspace_bytes(rows, groups[:, Group.K], num_cta)
 
 
 def take(index: int | None, stream: int, nbytes: int, counters: bool = False) -> Workspace:

@@ -11,7 +11,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 
 from nvfp4_cute.errors import UnsupportedProblem
-from nvfp4_cute.formats.block_format import ATOM_ROWS, BlockFormat, ScaleLayout
+from nvfp4_cute.formats.block_format import ATOM_ROWS, BlockFormat, ScaleLayout, format_of_values
 from nvfp4_cute.formats.block_format import NVFP4 as NVFP4_FORMAT
 from nvfp4_cute.formats.block_scaled import is_tensor_of, tensors_of
 from nvfp4_cute.operands import rules
@@ -53,7 +53,6 @@ class GroupedOperands:
         sizes: int32 [G]. Ragged: inclusive ends of the groups in the rows of ``a``. Masked: numbers of their rows. Routed:
             int32 or int64 [G], the ids of their weights. None otherwise.
         chain: for a chain, int32 [G], zeros; None otherwise.
-        activations: instead of ``a``: float16 or bfloat16 [M, K], or [batches, M, K].
         bias: float16, bfloat16 or float32 [N] for every group; in a dual GEMM [G, 2 N], one number per row of both weights; or
             None.
         owners: for a list whose groups were divided (``launch.bands``): the caller's group of each entry; empty otherwise.
@@ -72,7 +71,6 @@ class GroupedOperands:
     out_global_scale: torch.Tensor | None = None
     sizes: torch.Tensor | None = None
     chain: torch.Tensor | None = None
-    activations: tuple[torch.Tensor, ...] = ()
     bias: torch.Tensor | None = None
     owners: tuple[int, ...] = ()
     first_expert: int = 0
@@ -183,15 +181,16 @@ def check_lists(
         _check_same_k(f"group {g}: ", names[1], (formats["a"], weights[0].format), *group)
         if gate is not None:
             gate.check_rows(f"group {g}: {names[1]}", len(group[1]))
-    activations = rows[0] if a_scale is None else []
-    _check_one_dtype(activations)
+    if a_scale is None:
+        _check_one_dtype(rows[0])
+        a_format = format_of_values(rows[0][0].dtype)
     listed_a, first, *others = (
         [
             _operand(f"group {g}: {name}_scale", name, data, scale, scale_layout, fmt)
             for g, (data, scale) in enumerate(zip(side, lists[f"{name}_scale"], strict=True))
         ]
         if fmt is not None
-        else []
+        else [*map(Operand.of_values, side)]
         for (name, fmt), side in zip(formats.items(), rows, strict=True)
     )
     given = rules.tensors_in(alphas | {"out_global_scale": result.global_scale})
@@ -215,12 +214,10 @@ def check_lists(
         factors.get("alpha2"),
         scales,
         global_scale,
-        activations=tuple(activations),
     )
     if outs:
         named = {"a": listed_a, weights[0].name: first} | ({"b2": others[0]} if others else {})
         inputs = {f"{name}[{g}]": x.data for name, side in named.items() for g, x in enumerate(side)}
-        inputs |= {f"a[{g}]": x for g, x in enumerate(activations)}
         inputs |= {f"{name}_scale[{g}]": x.scale for name, side in named.items() for g, x in enumerate(side)}
         written = {f"out[{g}]": t for g, t in enumerate(results)}
         written |= {f"scale of out[{g}]": t for g, t in enumerate(scales)}
@@ -389,14 +386,15 @@ def check_device_groups(
         check_offs(lengths, num_rows)
     else:
         check_masked_m(lengths, num_rows)
-    tokens = []
-    if fmt is not None:
+    if fmt is None:
+        tokens = Operand.of_values(rows)
+    else:
         scale = rules.scales_of_groups("a_scale", a_scale, num_rows, k, batches, fmt, is_read=False)
-        tokens = [Operand(rows, scale, fmt, num_rows, k, len(rows))]
+        tokens = Operand(rows, scale, fmt, num_rows, k, len(rows))
         if form == "ragged":
-            _check_ragged_scales(tokens[0], lengths)
-            _check_same_groups(tokens[0], ends_of(a_scale), lengths)
-        _check_padding_columns(tokens[0], lengths, form)
+            _check_ragged_scales(tokens, lengths)
+            _check_same_groups(tokens, ends_of(a_scale), lengths)
+        _check_padding_columns(tokens, lengths, form)
     sides = [_weights(w, num_groups, k, sizes_name) for w in weights]
     _check_same_k("", weights[0].name, (fmt, weights[0].format), rows, *(side.data for side in sides))
     if gate is not None:
@@ -422,10 +420,10 @@ def check_device_groups(
     else:
         view = rules.out_lines("out", view, m_major)
     mean = -(-num_rows // num_groups) if form == "ragged" else num_rows
-    pair = a_format, weights[0].format
+    pair = tokens.format, weights[0].format
     problem = _problem(form, ((mean, columns, k),) * num_groups, result.dtype, alphas, gate, pair)
     operands = GroupedOperands(
-        tuple(tokens),
+        (tokens,),
         (first,),
         (view,),
         factors[alpha_names[0]],
@@ -434,7 +432,6 @@ def check_device_groups(
         out_scale,
         scales,
         lengths,
-        activations=() if tokens else (rows,),
     )
     return replace(problem, out_m_major=m_major), operands, results
 

@@ -48,7 +48,7 @@ class Product:
     """Checked operands of ``C[l] = alpha[l] * A[l] @ B[l]^T + bias``.
 
     Attributes:
-        a: M rows; for a weight-only product float16 or bfloat16 [L, M, K].
+        a: M rows.
         b: N rows.
         alpha: float32 [L], or [1] for all batches, or None.
         out: [L, M, N]; for quantized results uint8 data.
@@ -58,7 +58,7 @@ class Product:
         quantized_dtype: format of quantized results; None for others, which have the dtype of ``out``.
     """
 
-    a: Operand | torch.Tensor
+    a: Operand
     b: Operand
     alpha: torch.Tensor | None
     out: torch.Tensor
@@ -80,14 +80,16 @@ class Product:
     def grouped(self) -> tuple[GroupedProblem, GroupedOperands]:
         """Converts to a problem with one group per batch; a single batch becomes a list."""
         a, b = self.a, self.b
-        assert isinstance(a, Operand)
         batches = len(self.out)
         form: Form = "list" if batches == 1 else "batched"
         out, scale = self.out, self.out_scale
         if batches == 1:
             out, scale = out[0], None if scale is None else scale[0]
             row_scale = None if a.row_scale is None else a.row_scale.view(-1)
-            a, b = (Operand(x.data[0], x.scale[0], x.format, x.rows, x.k) for x in (a, b))
+            a, b = (
+                replace(x, data=x.data[0], scale=x.scale[0] if x.format.has_scales else x.scale)
+                for x in (a, b)
+            )
             a = replace(a, row_scale=row_scale)
         dtype: OutDtype = self.quantized_dtype or out.dtype
         m_major = scale is None and rules.is_m_major([out])
@@ -283,7 +285,7 @@ def check_weight_only(
     operand = _operand(name_w, "N", weights, w_scale, batches, scale_layout, w_format, name_scale)
     if out is None:
         out = new_result(x, n, out_dtype)
-    return Product(rows, operand, factor, rules.batches_first(out), bias=bias), out
+    return Product(Operand.of_values(rows), operand, factor, rules.batches_first(out), bias=bias), out
 
 
 def split_dual_gemm(

@@ -64,7 +64,6 @@ def scaled_product(product: Product, given: Any) -> Product:
     """Returns the product with a global scale per row of ``a``, [M] or [L, M]; unchanged for None. Raises as above."""
     if given is None:
         return product
-    assert isinstance(product.a, Operand)
     (a,) = scaled_rows([product.a], [given])
     check_overlap({"out": product.out}, {NAME: given})
     return replace(product, a=a)

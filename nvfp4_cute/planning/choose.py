@@ -5,7 +5,7 @@ from typing import Any
 
 from nvfp4_cute.errors import ConfigError, UnsupportedProblem
 from nvfp4_cute.formats.block_format import NVFP4_PAIR, BlockFormat, Formats
-from nvfp4_cute.planning.arch import check_results, family_of, mmas_of
+from nvfp4_cute.planning.arch import check_results, choose_weight_only, families_of, family_of, mmas_of
 from nvfp4_cute.planning.arch.base import Family, check_pair
 from nvfp4_cute.planning.config import INTERLEAVE, KernelConfig
 from nvfp4_cute.planning.rows import rounded_rows
@@ -15,6 +15,8 @@ from nvfp4_cute.problem import Form, Gate, GroupedProblem, WeightLayout, num_wei
 def choose_config(problem: GroupedProblem, arch: str, num_sms: int) -> KernelConfig:
     """Returns the config for a problem. If all groups have one size, their rows are rounded up by ``rows.rounded_rows``.
 
+    Rows of 16 bits are not: the caller rounds their total before groups share it.
+
     Pass the result of :func:`problem_of_mean` if only the device knows the sizes.
 
     Raises:
@@ -22,6 +24,8 @@ def choose_config(problem: GroupedProblem, arch: str, num_sms: int) -> KernelCon
         UnsupportedProblem: its kernel does not multiply or write these formats, or does not compute this dual GEMM.
     """
     formats = problem.a_format, problem.b_format
+    if not formats[0].has_scales:
+        return choose_weight_only(arch, problem, num_sms)
     check_pair(arch, formats, mmas_of(arch))
     check_results(arch, formats, problem.out_format)
     family, problem = family_of(arch, formats), of_rounded_rows(problem)
@@ -44,8 +48,8 @@ def check_order(config: KernelConfig, problem: GroupedProblem) -> None:
 
 
 def of_rounded_rows(problem: GroupedProblem) -> GroupedProblem:
-    """Returns the problem with rows rounded up, if all groups have one size."""
-    first = problem.sizes[0] if problem.sizes else None
+    """Returns the problem with rows rounded up, if all groups have one size and rows are quantized."""
+    first = problem.sizes[0] if problem.sizes and problem.a_format.has_scales else None
     if first is None or any(size != first for size in problem.sizes):
         return problem
     m, n, k = first
@@ -110,10 +114,10 @@ def candidates(
         UnsupportedTarget: ``arch`` has no kernel.
         UnsupportedProblem: its kernel does not multiply these formats.
     """
-    check_pair(arch, formats, mmas_of(arch))
+    check_pair(arch, formats, mmas_of(arch, formats[0]))
     layout = "separate" if gate is None else _kernels_layout(gate)
-    num_b = num_weights(gate is not None, layout)
-    return family_of(arch, formats).candidates(num_b, layout, out_format, form, formats)
+    how = num_weights(gate is not None, layout), layout, out_format, form, formats
+    return tuple(config for family in families_of(arch, formats) for config in family.candidates(*how))
 
 
 def ranked(problem: GroupedProblem, arch: str, num_sms: int) -> list[KernelConfig]:

@@ -106,7 +106,7 @@ def _ranges(tensors: Sequence[Sequence[torch.Tensor]]) -> Iterator[tuple[int, in
 def of_task(task: Task, launch: Launch, arch: str) -> LaunchWork | None:
     """Returns the tiles of a launch by a kernel for ``arch``: of a gemv, or of a grouped GEMM.
 
-    Returns None for other tasks, divided K tiles (stream-K), batches, lists with quantized results, dual GEMMs of
+    Returns None for other tasks, 16-bit rows, divided K tiles (stream-K), batches, lists with quantized results, dual GEMMs of
     weights that are interleaved in one operand, and a gemv whose last rows do not fill a scale atom.
     """
     if isinstance(task, GemvTask):
@@ -114,7 +114,7 @@ def of_task(task: Task, launch: Launch, arch: str) -> LaunchWork | None:
     if not isinstance(task, GroupedTask):
         return None
     problem = launch.plan.problem
-    if launch.plan.kernel.key.config.stream_k:
+    if launch.plan.kernel.key.config.stream_k or not problem.a_format.has_scales:
         return None
     if problem.form == "list":
         return None if problem.out_format is not None else of_plan(launch.plan, launch.operands)

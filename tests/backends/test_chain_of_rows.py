@@ -15,7 +15,6 @@ from nvfp4_cute.compile import cache
 from nvfp4_cute.compile.compiler import CompiledKernel, Launcher
 from nvfp4_cute.compile.keys import KernelKey
 from nvfp4_cute.compile.simt_keys import QuantizeKey, W4A16Key
-from nvfp4_cute.compile.weight_only_keys import WeightOnlyKey
 from nvfp4_cute.experts import moe as layers
 from nvfp4_cute.gpus import targets
 from nvfp4_cute.launch import prepared
@@ -195,7 +194,6 @@ OF_GROUP = (NUM_COLUMNS + Group.OUT_BATCH_PITCH, NUM_COLUMNS + Group.SFA_ROW_BLO
 UNUSED = {
     QuantizeKey: (Quantize.X_BATCH,),
     W4A16Key: (W4A16.X_BATCH, W4A16.OUT_BATCH),
-    WeightOnlyKey: OF_GROUP,
     KernelKey: OF_GROUP,
 }
 

@@ -88,3 +88,22 @@ def test_an_operand_counts_in_elements():
     assert operand.device == data.device
     of_bytes = Operand(data[0], operand.scale[0], block_format.MXFP8_E4M3, 5, 32)
     assert (of_bytes.pitch, of_bytes.batch_pitch) == (64, 0)
+
+
+def test_16_bit_values_are_a_format_without_scales():
+    """They describe ``a`` of weight-only products; nothing is quantized to them."""
+    for dtype, f in ((torch.bfloat16, block_format.BFLOAT16), (torch.float16, block_format.FLOAT16)):
+        assert block_format.format_of_values(dtype) is f and f.data_dtypes == (dtype,)
+        assert not f.has_scales and not f.is_1xk
+        assert (f.row_bytes(48), f.elements(96), f.nbytes(3, 48)) == (96, 48, 288)
+        with pytest.raises(ValueError, match=f"format='{f}' is unknown"):
+            block_format.format_named(f.name)
+    x = torch.zeros(2, 5, 64).half()
+    operand = Operand.of_values(x[:, :, :48])
+    assert (operand.rows, operand.k, operand.batches, operand.pitch, operand.batch_pitch) == (
+        5,
+        48,
+        2,
+        64,
+        320,
+    )

@@ -1,5 +1,7 @@
 """FP8 rows times MXFP4 weights on sm_90a: every bit is the reference's where sums are exact."""
 
+from functools import partial
+
 import pytest
 import torch
 from fp8_tokens_check import check_dual, check_ragged, config, mxfp4_of, tokens_of, weights_of
@@ -14,13 +16,14 @@ from nvfp4_cute.compile.keys import KernelKey
 from nvfp4_cute.emulator.cubin import read_instructions
 from nvfp4_cute.formats.exact_fp8 import mxfp4_for_fp8
 from nvfp4_cute.ops import parts
-from nvfp4_cute.planning.arch import sm90_fp8_tokens
+from nvfp4_cute.planning.arch import sm90_weight_only
 
 SLOW = pytest.mark.slow
 EMULATED = "emulator:sm_90a"
 # Opcode of WARPGROUP.ARRIVE and .DEPBAR in machine code, a bit of the latter, and waits of a kernel: three in the loop, two after.
 WARPGROUP, WAIT, MOST_WAITS = 0x9C5, 1 << 47, 5
 FORMATS = {"a_format": nv.FP8_1xK, "b_format": nv.MXFP4_FP8}
+CANDIDATES = sm90_weight_only.candidates(formats=sm90_weight_only.FP8_PAIR)
 CONFIGS = [
     (config(16, num_cta=2), "random:1"),
     (config(64, 128, stream_k=True, num_cta=3), "lazy"),
@@ -117,7 +120,7 @@ def test_every_weight_times_every_power():
 
 
 @SLOW
-@pytest.mark.parametrize("chosen", sm90_fp8_tokens.CANDIDATES, ids=lambda chosen: chosen.to_name())
+@pytest.mark.parametrize("chosen", CANDIDATES, ids=lambda chosen: chosen.to_name())
 def test_registers_and_release(chosen):
     """No spills, no release of a stage before its reads are complete, and no wait after each MMA.
 
@@ -135,7 +138,7 @@ def test_registers_and_release(chosen):
 
 
 def test_refusals():
-    reason = sm90_fp8_tokens.unsupported_reason
+    reason = partial(sm90_weight_only.unsupported_reason, formats=sm90_weight_only.FP8_PAIR)
     assert "use N tile 128" in reason(config(256)) and "use K tile 128" in reason(config(16, 64))
     assert "use split_k=1" in reason(config(16, stream_k=True, split_k=2))
     weight = mxfp4_of(8, 256)
@@ -149,6 +152,6 @@ def test_refusals():
 
 
 @pytest.mark.gpu("sm_90a")
-@pytest.mark.parametrize("chosen", sm90_fp8_tokens.CANDIDATES, ids=lambda chosen: chosen.to_name())
+@pytest.mark.parametrize("chosen", CANDIDATES, ids=lambda chosen: chosen.to_name())
 def test_gpu(chosen):
     check_ragged(200, 416, chosen, "cuda", device="cuda")

@@ -14,13 +14,12 @@ import torch
 from fp8_check import on_sm90
 from sm90_check import assert_mmas_overlap
 from stage_release import unfinished_reads
-from weight_only_check import largest_candidates
+from weight_only_check import key_of, largest_candidates
 
 import nvfp4_cute as nv
 from nvfp4_cute.compile.cache import get_kernel
 from nvfp4_cute.compile.keys import KernelKey
 from nvfp4_cute.compile.simt_keys import FewRowsKey, GemvKey, QuantizeKey, W4A16Key
-from nvfp4_cute.compile.weight_only_keys import WeightOnlyKey
 from nvfp4_cute.formats.block_format import INT4_FORMATS, NVFP4_PAIR
 from nvfp4_cute.planning.arch import (
     family_of,
@@ -141,7 +140,7 @@ def mx_on_sm90():
 def weight_only(format, dtypes=(BF16,), gates=(None, SEPARATE), out=None):
     for gate, dtype in product(gates, dtypes):
         for config in largest_candidates(1 if gate is None else 2, format):
-            yield WeightOnlyKey("sm_90a", config, 1, dtype, out or dtype, True, "ragged", gate, format)
+            yield key_of(config, dtype, out or dtype, gate, format)
 
 
 def weight_only_formats():
@@ -261,6 +260,7 @@ def check(key):
     key = key() if isinstance(key, partial) else key
     kernel = get_kernel(key.validated() if hasattr(key, "validated") else key)
     name, spilled = key.to_name(), 0
+    is_weight_only = isinstance(key, KernelKey) and not key.a_format.has_scales
     is_eight_bit = isinstance(key, KernelKey) and (key.a_format, key.b_format) in (FP8, INT8)
     if is_eight_bit and (key.arch, key.form, key.out_dtype) == ("sm_90a", "list", F32):
         spilled = SPILLS.get(key.config.to_name(), 0) if key.activation else 0
@@ -271,7 +271,7 @@ def check(key):
     if isinstance(key, KernelKey) and (key.arch in sm120.ARCHS or is_eight_bit and key.arch == "sm_90a"):
         stages = (kernel.key.config.num_ab_stage,)
         assert not [str(finding) for finding in unfinished_reads(kernel.cubin, stages, "nvfp4_")], name
-    if isinstance(key, WeightOnlyKey) and key.gate is None and key.b_format == nv.NVFP4:
+    if is_weight_only and key.activation is None and key.b_format == nv.NVFP4:
         assert_mmas_overlap(kernel.cubin)
 
 

@@ -10,13 +10,13 @@ from weight_only_check import task
 from nvfp4_cute import backends
 from nvfp4_cute.backends.emulator import observe
 from nvfp4_cute.compile.cache import get_kernel
-from nvfp4_cute.formats.block_format import INT4_FORMATS, INT8, MXFP4, MXFP8, NVFP4, FP8_128x128
+from nvfp4_cute.formats.block_format import BFLOAT16, INT4_FORMATS, INT8, MXFP4, MXFP8, NVFP4, FP8_128x128
 from nvfp4_cute.formats.codecs import decode_ue4m3
 from nvfp4_cute.formats.scale_layout import to_blocked
 from nvfp4_cute.gpus.targets import lookup
 from nvfp4_cute.planning.arch import warp_mma
 from nvfp4_cute.planning.config import KernelConfig
-from nvfp4_cute.problem import Gate
+from nvfp4_cute.problem import Gate, GroupedProblem
 from nvfp4_cute.reference import expand_operand
 
 ROWS = (0, 20, 5, 1, 33, 0)
@@ -30,12 +30,11 @@ def config(tokens=8, rows=4, k=1, num_cta=NUM_CTA):
 
 def compute(arch="sm_90a", mode="eager", **arguments):
     """Results of the kernel and of the reference, one entry per tensor."""
-    gpu = lookup(arch).gpu
-    made, expected = (replace(task(**arguments), gpu=gpu) for _ in range(2))
+    made, expected = (task(**arguments) for _ in range(2))
     with observe(mode=mode, check=True):
         backends.run_task(f"emulator:{arch}", made)
     expected.reference()
-    return made.out, expected.out
+    return made.operands.out, expected.operands.out
 
 
 def check(**arguments):
@@ -114,9 +113,9 @@ def test_dual(layout, activation):
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 def test_every_weight_is_exact(dtype, arch):
     """All e2m1 codes times all finite scales times 1. The sign of a scale is ignored."""
-    made = replace(task("list", (16,), 256, 32, config(16), dtype), gpu=lookup(arch).gpu)
+    made = task("list", (16,), 256, 32, config(16), dtype)
     codes = torch.tensor([code for code in range(256) if code & 0x7F != 0x7F] + [0, 0], dtype=torch.uint8)
-    (weights,), (a,) = made.operands.b, made.a
+    (weights,), (a,) = made.operands.b, (made.operands.a[0].data,)
     b = weights.data
     b[:] = 0
     b[0, :, :8] = (torch.arange(8) * 2 | (torch.arange(8) * 2 + 1) << 4).byte()
@@ -128,7 +127,7 @@ def test_every_weight_is_exact(dtype, arch):
     with observe(check=True):
         backends.run_task(f"emulator:{arch}", made)
     want = expand_operand(b[0], weights.scale[0], "blocked")[:, :16].T
-    assert torch.equal(made.out[0][0].double(), want)
+    assert torch.equal(made.operands.out[0][0].double(), want)
     assert decode_ue4m3(codes).unique().numel() == 127
 
 
@@ -136,14 +135,14 @@ def test_every_weight_is_exact(dtype, arch):
 def test_nan_scale_and_infinite_token(arch):
     """A NaN scale makes its column NaN, and a non-finite token affects only its row."""
     arguments = dict(form="ragged", rows=(5, 9), n=136, k=128, chosen=config(16))
-    made, expected = (replace(task(**arguments), gpu=lookup(arch).gpu) for _ in range(2))
+    made, expected = (task(**arguments) for _ in range(2))
     for one in (made, expected):
         one.operands.b[0].scale[1, 0] = 0x7F  # group 1, row 0, block 0
-        one.a[0][0, 7, 3] = float("inf")
+        one.operands.a[0].data[0, 7, 3] = float("inf")
     with observe(check=True):
         backends.run_task(f"emulator:{arch}", made)
     expected.reference()
-    (got,), (want,) = made.out, expected.out
+    (got,), (want,) = made.operands.out, expected.operands.out
     assert torch.equal(got.isnan(), want.isnan()) and torch.equal(got.isinf(), want.isinf())
 
 
@@ -153,15 +152,14 @@ def test_nan_scale_and_infinite_token(arch):
 def test_spills_are_few(chosen, gate):
     """At most a few addresses, which are read once per iteration."""
     made = task("ragged", (3, 5), 256, 256, chosen, out_dtype=torch.bfloat16, gate=gate, has_alpha=True)
-    resources = get_kernel(made.key("sm_90a"), for_emulator=True).resources
+    resources = get_kernel(made.key(lookup("sm_90a").gpu), for_emulator=True).resources
     assert resources.stack_bytes <= 32
 
 
 def test_choice_and_refusals():
-    choose = warp_mma.choose
-    assert choose(((1, 4096, 4096),) * 8, 132, is_ragged=True).cta_tile_shape_mnk[1] == 8
-    assert choose(((9, 4096, 4096),) * 8, 132).cta_tile_shape_mnk[1] == 16
-    assert choose(((200, 4096, 4096),) * 8, 132).cta_tile_shape_mnk[1] == 32
+    for rows, form, tokens in ((1, "ragged", 8), (9, "list", 16), (200, "list", 32)):
+        problem = GroupedProblem(((rows, 4096, 4096),) * 8, form, a_format=BFLOAT16)
+        assert warp_mma.choose(problem, 132).cta_tile_shape_mnk[1] == tokens
     reason = warp_mma.unsupported_reason
     assert all(reason(candidate) is None for candidate in warp_mma.candidates())
     good = warp_mma.make_config(8, 4, 1)
@@ -171,4 +169,4 @@ def test_choice_and_refusals():
     assert "M tile 128" in reason(replace(good, cta_tile_shape_mnk=(96, 8, 128)))
     assert "N tile 16" in reason(replace(good, cta_tile_shape_mnk=(64, 32, 128)))
     assert "split_k=1" in reason(replace(good, split_k=2))
-    assert (None, NVFP4) in warp_mma.PAIRS
+    assert (BFLOAT16, NVFP4) in warp_mma.MMA

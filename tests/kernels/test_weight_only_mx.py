@@ -137,11 +137,11 @@ def test_nan_scale_and_infinite_token():
     made, expected = task(**arguments), task(**arguments)
     for one in (made, expected):
         one.operands.b[0].scale[1, 0] = 0xFF  # group 1, row 0, block 0
-        one.a[0][0, 7, 3] = float("inf")
+        one.operands.a[0].data[0, 7, 3] = float("inf")
     with observe(check=True):
         backends.run_task(EMULATED, made)
     expected.reference()
-    (got,), (want,) = made.out, expected.out
+    (got,), (want,) = made.operands.out, expected.operands.out
     assert got[0, 5:14, 0].isnan().all() and not got[0, :5].isnan().any()
     assert torch.equal(got.isnan(), want.isnan()) and torch.equal(got.isinf(), want.isinf())
 
@@ -313,6 +313,6 @@ def test_gpu_forms(form):
         moved = on_gpu(made)
         backends.run_task("cuda", moved)
         made.reference()
-        for got, want in zip(moved.out, made.out, strict=True):
+        for got, want in zip(moved.operands.out, made.operands.out, strict=True):
             written = ~unwritten(want)
             assert_bitwise_equal(got.cpu()[written], want[written])

@@ -9,14 +9,14 @@ from int8_check import some
 from oracle import assert_bitwise_equal, poisoned, unwritten
 from sm90_check import assert_mmas_overlap
 from stage_release import unfinished_reads
-from weight_only_check import ROWS, config, dual, largest_candidates, on_gpu, run_both, task
+from weight_only_check import ROWS, config, dual, key_of, largest_candidates, on_gpu, run_both, task
 
 import nvfp4_cute as nv
 from nvfp4_cute import backends
 from nvfp4_cute.backends.emulator import observe
 from nvfp4_cute.compile.cache import get_kernel
-from nvfp4_cute.compile.weight_only_keys import WeightOnlyKey
 from nvfp4_cute.errors import ConfigError, UnsupportedProblem
+from nvfp4_cute.formats.block_format import BFLOAT16
 from nvfp4_cute.ops import parts
 from nvfp4_cute.planning.arch import sm90_weight_only as planning
 
@@ -109,12 +109,12 @@ def test_what_is_not_finite_stays_in_its_row_or_column(format):
     made, expected = task(**arguments), task(**arguments)
     for one in (made, expected):
         one.operands.b[0].scale[1].view(torch.float32)[0] = torch.nan
-        one.a[0][0, 7, 3] = torch.inf
+        one.operands.a[0].data[0, 7, 3] = torch.inf
         one.operands.b[0].data[0, 3] = 0
     with observe(check=True):
         backends.run_task(EMULATED, made)
     expected.reference()
-    (got,), (want,) = made.out, expected.out
+    (got,), (want,) = made.operands.out, expected.operands.out
     assert want[0, 5:14, 0].isnan().all() and not want[0, :5].isnan().any()
     assert torch.equal(got.isnan(), want.isnan()) and torch.equal(got.isinf(), want.isinf())
     finite = want.isfinite() & ~unwritten(want)
@@ -189,7 +189,7 @@ def test_what_is_refused():
     for chosen in (config(160), config(64, 256)):
         with pytest.raises(ConfigError, match="use N tile (128|64), K tile 128"):
             parts.grouped_gemm(x, wide, offs=offs, config=chosen, backend=EMULATED)
-    assert planning.unsupported_reason(dual(64), 2, nv.INT8).startswith(
+    assert planning.unsupported_reason(dual(64), 2, (BFLOAT16, nv.INT8)).startswith(
         "weights are INT8, whose kernel computes one product"
     )
 
@@ -205,11 +205,11 @@ def test_no_spills(format, chosen, dtype):
 
     They end with every K tile if sums are promoted. Reads are complete when their stage is released.
     """
-    key = WeightOnlyKey("sm_90a", chosen, 1, dtype, dtype, True, "ragged", None, format).validated()
+    key = key_of(chosen, dtype, dtype, format=format)
     kernel = get_kernel(key)
     assert kernel.resources.stack_bytes == 0
     assert_mmas_overlap(kernel.cubin, ends=1 + planning.promotes(format))
-    stages = (planning.smem_plan(key.config, 1, format).num_ab_stage,)
+    stages = (planning.smem_plan(key.config, 1, (BFLOAT16, format)).num_ab_stage,)
     assert not unfinished_reads(kernel.cubin, stages)
 
 
@@ -223,6 +223,6 @@ def test_gpu_forms(form, format):
         moved = on_gpu(made)
         backends.run_task("cuda", moved)
         made.reference()
-        for got, want in zip(moved.out, made.out, strict=True):
+        for got, want in zip(moved.operands.out, made.operands.out, strict=True):
             written = ~unwritten(want)
             assert_bitwise_equal(got.cpu()[written], want[written])

@@ -7,6 +7,7 @@ from weight_only_check import (
     ROWS,
     config,
     dual,
+    key_of,
     largest_candidates,
     on_gpu,
     run_both,
@@ -15,10 +16,10 @@ from weight_only_check import (
 
 from nvfp4_cute import backends
 from nvfp4_cute.backends.emulator import observe
-from nvfp4_cute.compile.weight_only_keys import WeightOnlyKey
 from nvfp4_cute.errors import ConfigError, UnsupportedProblem
 from nvfp4_cute.formats.codecs import decode_ue4m3
 from nvfp4_cute.formats.scale_layout import to_blocked
+from nvfp4_cute.gpus.targets import H200
 from nvfp4_cute.launch import workspace
 from nvfp4_cute.planning.arch import sm90_weight_only as planning
 from nvfp4_cute.planning.arch.warp_mma import COUNTER_BYTES
@@ -133,7 +134,7 @@ def test_every_weight_is_exact(dtype):
     """All e2m1 codes times all finite scales times 1. The sign of a scale is ignored."""
     made = task("list", (16,), 256, 32, config(16), dtype)
     codes = torch.tensor([code for code in range(256) if code & 0x7F != 0x7F] + [0, 0], dtype=torch.uint8)
-    (weights,), (a,) = made.operands.b, made.a
+    (weights,), (a,) = made.operands.b, (made.operands.a[0].data,)
     b = weights.data
     b[:] = 0
     b[0, :, :8] = (torch.arange(8) * 2 | (torch.arange(8) * 2 + 1) << 4).byte()
@@ -145,7 +146,7 @@ def test_every_weight_is_exact(dtype):
     with observe(check=True):
         backends.run_task("emulator:sm_90a", made)
     want = expand_operand(b[0], weights.scale[0], "blocked")[:, :16].T
-    assert torch.equal(made.out[0][0].double(), want)
+    assert torch.equal(made.operands.out[0][0].double(), want)
     assert decode_ue4m3(codes).unique().numel() == 127
 
 
@@ -155,11 +156,11 @@ def test_nan_scale_and_infinite_token():
     made, expected = task(**arguments), task(**arguments)
     for one in (made, expected):
         one.operands.b[0].scale[1, 0] = 0x7F  # group 1, row 0, block 0
-        one.a[0][0, 7, 3] = float("inf")
+        one.operands.a[0].data[0, 7, 3] = float("inf")
     with observe(check=True):
         backends.run_task("emulator:sm_90a", made)
     expected.reference()
-    (got,), (want,) = made.out, expected.out
+    (got,), (want,) = made.operands.out, expected.operands.out
     assert got[0, 5:14, 0].isnan().all() and not got[0, :5].isnan().any()
     assert torch.equal(got.isnan(), want.isnan()) and torch.equal(got.isinf(), want.isinf())
 
@@ -168,12 +169,11 @@ def test_nan_scale_and_infinite_token():
 def test_chosen_config():
     """A call without a config chooses one and computes with it."""
     made = task("ragged", (30, 0, 70), 264, 512, None)
-    assert planning.unsupported_reason(made.chosen) is None
+    assert planning.unsupported_reason(made.config_on(H200.gpu)) is None
     assert_same_bits(form="ragged", rows=(30, 0, 70), n=264, k=512, chosen=None)
 
 
 def test_refusals():
-    common = (1, torch.bfloat16, torch.bfloat16, False, "ragged")
     for settings, part in (
         ({"decode_first": True}, "use decode_first=False"),
         ({"multicast_n": 2, "split_k": 2}, "use multicast_n=1"),
@@ -183,18 +183,18 @@ def test_refusals():
         ({"num_ab_stage": 40}, "use 2 to"),
     ):
         with pytest.raises(ConfigError, match=part):
-            WeightOnlyKey("sm_90a", config(64, **settings), *common).validated()
+            key_of(config(64, **settings))
     for chosen, part in (
         (config(20), "use N tile 24"),
         (config(64, 64), "use K tile 128"),
         (dual(64), "use M tile 128"),
     ):
         with pytest.raises(ConfigError, match=part):
-            WeightOnlyKey("sm_90a", chosen, *common).validated()
+            key_of(chosen)
     with pytest.raises(ConfigError, match="sm_100a: weights are on the M side"):
-        WeightOnlyKey("sm_100a", config(32), *common).validated()
+        key_of(config(32), arch="sm_100a")
     with pytest.raises(UnsupportedProblem, match="quantize them"):
-        WeightOnlyKey("sm_90a", config(64), 1, torch.bfloat16, "nvfp4", False, "ragged").validated()
+        key_of(config(64), out_dtype="nvfp4")
 
 
 @pytest.mark.gpu("sm_90a")
@@ -207,4 +207,4 @@ def test_on_a_gpu(chosen, dtype):
     made.reference()
     for _ in range(20):
         backends.run_task("cuda", moved)
-        assert_bitwise_equal(moved.out[0][:, :470].cpu(), made.out[0][:, :470])
+        assert_bitwise_equal(moved.operands.out[0][:, :470].cpu(), made.operands.out[0][:, :470])

@@ -31,11 +31,11 @@ from nvfp4_cute.errors import ConfigError, UnsupportedProblem
 from nvfp4_cute.experts import tensor_parallel
 from nvfp4_cute.experts.products import LocalExperts
 from nvfp4_cute.experts.records import LayerOfExperts
-from nvfp4_cute.formats.block_format import FORMATS
+from nvfp4_cute.formats.block_format import BFLOAT16, FORMATS
 from nvfp4_cute.launch.plan import config_of
 from nvfp4_cute.nn.gated_mlp import GatedMLP
 from nvfp4_cute.nn.products import QUANTIZED_HIDDEN_ROWS
-from nvfp4_cute.planning.arch import ARCHS, WEIGHT_ONLY_ARCHS, choose_weight_only, weight_only_families
+from nvfp4_cute.planning.arch import ARCHS, WEIGHT_ONLY_ARCHS, choose_weight_only
 from nvfp4_cute.planning.choose import candidates
 from nvfp4_cute.problem import GroupedProblem
 
@@ -154,7 +154,8 @@ def test_no_chosen_config_divides_k(arch, form, gate):
 @pytest.mark.parametrize("arch", WEIGHT_ONLY_ARCHS)
 def test_one_weight_only_kernel_for_all_sizes(arch):
     def chosen(rows, groups):
-        return choose_weight_only(arch, ((rows, 512, 4096),) * groups, 132, parts=1)
+        sizes = ((rows, 512, 4096),) * groups
+        return choose_weight_only(arch, GroupedProblem(sizes, a_format=BFLOAT16, batch_invariant=True), 132)
 
     assert all(chosen(rows, groups).adds_parts(1) for rows in (1, 8, 40, 300) for groups in (1, 8))
 
@@ -167,11 +168,8 @@ def test_all_configs_of_the_mode_give_the_same_bits(arch, pair):
     """Tiles and clusters change no bit: the choice for each number of rows may take any config with the mode's parts of K."""
     a_format, b_format = PAIRS[pair]
     x, w = normal(9, K), quantize(normal(N, K, seed=1), format=b_format)
-    formats = (a_format and FORMATS[a_format], FORMATS[b_format])
-    if a_format is None:
-        tried = [c for family in weight_only_families(arch) for c in family.candidates(b_format=formats[1])]
-    else:
-        tried = list(candidates(arch, "list", formats=formats))
+    formats = (FORMATS[a_format] if a_format else BFLOAT16, FORMATS[b_format])
+    tried = candidates(arch, "list", formats=formats)
     a, how = rows_of(x, a_format), {"out_dtype": torch.float32, "backend": f"emulator:{arch}"}
     for parts in (1, 2):
         configs = [config for config in tried if config.adds_parts(parts)]

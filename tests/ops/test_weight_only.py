@@ -8,8 +8,9 @@ from nvfp4_cute.errors import UnsupportedProblem
 from nvfp4_cute.formats.block_format import NVFP4
 from nvfp4_cute.gpus.targets import lookup
 from nvfp4_cute.launch import weight_only
+from nvfp4_cute.launch.grouped import GroupedTask
 from nvfp4_cute.launch.simt import W4A16Task
-from nvfp4_cute.launch.weight_only import WeightOnlyTask, product_task
+from nvfp4_cute.launch.weight_only import product_task
 from nvfp4_cute.operands.grouped import Result, Weights, check_device_groups, check_lists
 from nvfp4_cute.operands.products import check_weight_only
 from nvfp4_cute.ops.parts import dual_gemm, gemm, grouped_dual_gemm, grouped_gemm
@@ -162,25 +163,24 @@ def test_gemm_by_the_grouped_kernel(monkeypatch, batches):
 
 
 def places_match(task, tensors):
-    launch = task.launch(task.gpu, for_emulator=True)
+    launch = task.launch(lookup("sm_90a").gpu, for_emulator=True)
     return launch.table.reshape(-1)[launch.places].tolist() == [t.data_ptr() for t in tensors]
 
 
 def test_tensors_are_in_the_order_of_arguments():
     """This order lets a repeated call fill in only addresses."""
     x, gate, up = operands()
-    gpu = lookup("sm_90a").gpu
     (b1, s1), (b2, s2), rows = stacked(gate), stacked(up), torch.cat(x)
     alpha1, alpha2 = torch.ones(3), torch.ones(3)
     weights = [Weights("b1", b1, s1, "alpha1", alpha1), Weights("b2", b2, s2, "alpha2", alpha2)]
     result, layers = Result(None, torch.bfloat16, None), Gate("silu", None, "separate")
     problem, checked, outs = check_device_groups(rows, None, weights, (OFFS, None), result, "blocked", layers)
-    task = WeightOnlyTask.of(problem, checked, None, gpu)
+    task = GroupedTask(problem, checked)
     assert places_match(task, [rows, b1, s1, OFFS, alpha1, b2, s2, alpha2, *outs])
     sides = x, [w.data for w in gate], [w.scale for w in gate]
     weights = [Weights("b", *sides[1:], "alpha", alpha1)]
     problem, checked = check_lists(x, None, weights, result, "blocked")
-    task = WeightOnlyTask.of(problem, checked, None, gpu)
+    task = GroupedTask(problem, checked)
     assert places_match(task, [*(t for side in sides for t in side), alpha1, *checked.out])
 
 
@@ -195,9 +195,9 @@ def test_kernel_of_a_product():
         return type(product_task(product, lookup(arch).gpu))
 
     assert task_of(8, "sm_90a") is W4A16Task
-    assert task_of(256, "sm_90a") is WeightOnlyTask
+    assert task_of(256, "sm_90a") is GroupedTask
     assert task_of(8, "sm_100a") is W4A16Task
-    assert task_of(256, "sm_100a") is WeightOnlyTask
+    assert task_of(256, "sm_100a") is GroupedTask
     assert task_of(256, "sm_90a", torch.empty(4096, 256).bfloat16().T) is W4A16Task
     overlapping = torch.empty(8 * 255 + 4096).bfloat16().as_strided((256, 4096), (8, 1))
     with pytest.raises(ValueError, match="elements share memory"):

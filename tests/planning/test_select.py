@@ -11,9 +11,19 @@ import torch
 
 from nvfp4_cute.compile.simt_keys import FewRowsKey, GemvKey
 from nvfp4_cute.errors import UnsupportedProblem, UnsupportedTarget
-from nvfp4_cute.formats.block_format import INT8_PAIR, NVFP4_PAIR
+from nvfp4_cute.formats.block_format import BFLOAT16, INT8_PAIR, MXFP4_FP8, NVFP4, NVFP4_PAIR, FP8_1xK
 from nvfp4_cute.launch import grouped
-from nvfp4_cute.planning.arch import ARCHS, FAMILIES, family_of, fp8, is_weight_only, simt, sm90
+from nvfp4_cute.planning.arch import (
+    ARCHS,
+    FAMILIES,
+    family_of,
+    fp8,
+    is_weight_only,
+    simt,
+    sm90,
+    sm90_weight_only,
+    warp_mma,
+)
 from nvfp4_cute.planning.arch.sm100 import limits as sm100
 from nvfp4_cute.planning.arch.sm100.choosing import config_for_rows, estimates
 from nvfp4_cute.planning.choose import candidates, choose_config, explain, problem_of_mean, ranked
@@ -293,7 +303,9 @@ def test_a_launch_is_planned_for_the_rows_there_are(monkeypatch):
     monkeypatch.setattr(grouped.tuned, "find", lambda *args: None)
     for tokens, groups in ((3, 16), (20, 64), (16, 16), (40, 8)):
         operands = SimpleNamespace(a=(SimpleNamespace(rows=tokens),))
-        task = grouped.GroupedTask(SimpleNamespace(form="ragged", num_groups=groups), operands)
+        task = grouped.GroupedTask(
+            SimpleNamespace(form="ragged", num_groups=groups, a_format=NVFP4), operands
+        )
         task.config_on(SimpleNamespace(arch="sm_90a", num_sms=132))
     assert seen == [3, 24, None, None]
 
@@ -345,3 +357,19 @@ def test_two_parts_of_k_run_at_once(n, is_dense, expected):
         one = GroupedProblem(((rows, n, 4096),), batch_invariant=True, is_dense=is_dense)
         assert sm90.parts_of_k(one, 132) == expected
         assert sm90.parts_of_k(replace(one, batch_invariant=False), 132) == 0
+
+
+def test_families_of_16_bit_rows():
+    """A pair of formats and a config name one family, whether ``a`` is quantized or not."""
+    pair, by_warps = (BFLOAT16, NVFP4), warp_mma.DEFAULT_CONFIG
+    assert family_of("sm_80", pair) is family_of("sm_120a", pair) is warp_mma
+    assert family_of("sm_90a", pair) is sm90_weight_only and family_of("sm_90a", pair, by_warps) is warp_mma
+    assert family_of("sm_90a", (FP8_1xK, MXFP4_FP8)) is sm90_weight_only and family_of("sm_90a") is sm90
+    found = candidates("sm_90a", "list", formats=pair)
+    assert set(found) == {*sm90_weight_only.CANDIDATES, *warp_mma.CANDIDATES}
+    with pytest.raises(UnsupportedTarget, match="sm_80: no kernel multiplies two quantized operands"):
+        family_of("sm_80")
+    with pytest.raises(
+        UnsupportedProblem, match="no kernel for 16-bit a x fp8_1xk .there is one for 16-bit a x nvfp4"
+    ):
+        choose_config(GroupedProblem(((8, 128, 128),), a_format=BFLOAT16, b_format=FP8_1xK), "sm_90a", 132)

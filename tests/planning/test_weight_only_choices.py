@@ -5,9 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from nvfp4_cute.formats.block_format import format_named
+from nvfp4_cute.formats.block_format import BFLOAT16, format_named
 from nvfp4_cute.planning.arch import choose_weight_only, is_faster_than_few_rows
 from nvfp4_cute.planning.rows import rounded_rows
+from nvfp4_cute.problem import GroupedProblem
 
 ARCH, SMS = "sm_90a", 132
 CELLS = json.loads((Path(__file__).parents[2] / "bench" / "results" / "h200_weight_only.json").read_text())[
@@ -25,11 +26,14 @@ def chosen_name(cell):
         m = rounded_rows(cell["rows"])
         if not is_faster_than_few_rows(ARCH, SMS, m, n, k, 1, b_format):
             return "few_rows"
-        return choose_weight_only(ARCH, ((m, n, k),), SMS, b_format=b_format).to_name()
+        problem = GroupedProblem(((m, n, k),), a_format=BFLOAT16, b_format=b_format)
+        return choose_weight_only(ARCH, problem, SMS).to_name()
     groups = cell["groups"]
     mean, over = divmod(rounded_rows(groups * cell["mean_rows"]), groups)
     sizes = ((mean + 1, n, k),) * over + ((mean, n, k),) * (groups - over)
-    return choose_weight_only(ARCH, sizes, SMS, cell["weights"], True, b_format).to_name()
+    activation = "silu" if cell["weights"] == 2 else None
+    problem = GroupedProblem(sizes, "ragged", activation=activation, a_format=BFLOAT16, b_format=b_format)
+    return choose_weight_only(ARCH, problem, SMS).to_name()
 
 
 @pytest.mark.parametrize("format", sorted({cell["format"] for cell in CELLS}))

@@ -7,12 +7,12 @@ from oracle import poisoned
 
 from nvfp4_cute import backends
 from nvfp4_cute.backends.emulator import observe
-from nvfp4_cute.formats.block_format import NVFP4
+from nvfp4_cute.compile.keys import KernelKey
+from nvfp4_cute.formats.block_format import BFLOAT16, NVFP4, format_of_values
 from nvfp4_cute.formats.codecs import encode, encode_e4m3, encode_ue8m0
 from nvfp4_cute.formats.scale_layout import to_blocked
 from nvfp4_cute.formats.zero_points import scale_words
-from nvfp4_cute.gpus.targets import H200
-from nvfp4_cute.launch.weight_only import WeightOnlyTask
+from nvfp4_cute.launch.grouped import GroupedTask
 from nvfp4_cute.operands.grouped import GroupedOperands
 from nvfp4_cute.operands.operand import Operand
 from nvfp4_cute.planning.arch import sm90_weight_only as planning
@@ -115,12 +115,35 @@ def task(
     ]
     problem = GroupedProblem(
         tuple((m, n_b, k) for m in rows), form, out_dtype, has_alpha, activation=gate and gate.activation,
-        weight_layout=gate.weight_layout if gate else "separate", limit=gate and gate.limit, b_format=format,
+        weight_layout=gate.weight_layout if gate else "separate", limit=gate and gate.limit,
+        a_format=format_of_values(dtype), b_format=format,
     )  # fmt: skip
+    rows_of_a = tuple(map(Operand.of_values, a))
     checked = GroupedOperands(
-        (), operands[0], out, alphas[0], operands[1] if two else (), alphas[1] if gate else None, sizes=sizes, activations=a,
+        rows_of_a, operands[0], out, alphas[0], operands[1] if two else (), alphas[1] if gate else None, sizes=sizes,
     )  # fmt: skip
-    return WeightOnlyTask(problem, checked, chosen, H200.gpu)
+    return GroupedTask(problem, checked, chosen)
+
+
+def key_of(
+    chosen,
+    dtype=torch.bfloat16,
+    out_dtype=torch.bfloat16,
+    gate=None,
+    format=NVFP4,
+    arch="sm_90a",
+    has_alpha=True,
+):
+    """The key of a ragged product."""
+    dual = {}
+    if gate is not None:
+        dual = {
+            "activation": gate.activation,
+            "weight_layout": gate.weight_layout,
+            "has_limit": gate.limit is not None,
+        }
+    formats = {"a_format": format_of_values(dtype), "b_format": format}
+    return KernelKey(arch, chosen, 1, out_dtype, has_alpha, "ragged", **formats, **dual).validated()
 
 
 def on_gpu(made):
@@ -144,12 +167,14 @@ def run_both(mode="eager", backend=EMULATED, **arguments):
     with observe(mode=mode, check=True):
         backends.run_task(backend, made)
     expected.reference()
-    return list(made.out), list(expected.out)
+    return list(made.operands.out), list(expected.operands.out)
 
 
 def largest_candidates(num_b=1, format=NVFP4):
     """One config of every kind: the most tokens with each K tile, share of tokens and split."""
     kinds = {}
-    for found in planning.candidates(num_b, format):
+    for found in planning.candidates(num_b, formats=(BFLOAT16, format)):
+        if found.stream_k:
+            continue
         kinds[found.work_tile_mnk[2], found.multicast_n, found.split_k, planning.ctas_per_sm(found)] = found
     return list(kinds.values())

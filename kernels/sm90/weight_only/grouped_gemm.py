@@ -26,6 +26,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import BFloat16, Float16, Int64, Uint8
 
+from nvfp4_cute.formats.block_format import BFLOAT16
 from nvfp4_cute.launch_table import NUM_COLUMNS, Header
 from nvfp4_cute.planning.arch.sm90_weight_only import (
     ctas_per_sm,
@@ -66,13 +67,13 @@ class WeightOnlyGemmSm90(GroupedGemmVariant):
 
     def __init__(self, **options):
         super().__init__(**options)
-        b_format = self.formats[1]
-        self.decoding = Decoding(b_format, self.is_bf16, slab_k(self.config, b_format))
+        a_format, b_format = self.formats
+        self.decoding = Decoding(b_format, a_format == BFLOAT16, slab_k(self.config, b_format))
         # Values of a row of weights per TMA copy.
         self.box_k = b_format.elements(self.decoding.row_bytes)
         self.kind = OutputKind(self.out_dtype, False, self.activation, self.weight_layout)
         self.schedule = WarpSchedule.of_weight_only(ctas_per_sm(self.config))
-        self.smem = smem_plan(self.config, self.kind.num_b, self.formats[1])
+        self.smem = smem_plan(self.config, self.kind.num_b, self.formats)
 
     @cute.jit
     def __call__(self, table: cute.Pointer, stream):

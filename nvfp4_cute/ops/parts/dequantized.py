@@ -178,8 +178,7 @@ def _rounded_product(a: torch.Tensor, weights: torch.Tensor, bias: torch.Tensor 
 
 def multiply(product: Product, backend: str) -> None:
     """Writes ``alpha * a @ b.T + bias`` to ``product.out``."""
-    a, b, out, alpha, bias = product.a, product.b, product.out, product.alpha, product.bias
-    assert isinstance(a, torch.Tensor)
+    a, b, out, alpha, bias = product.a.data, product.b, product.out, product.alpha, product.bias
     is_rounded = out.dtype == a.dtype and (alpha is None or _folds(a.dtype, b.format))
     weights = _dequantized(b, alpha if is_rounded else None, a.dtype, backend)
     if is_planning():

@@ -6,14 +6,13 @@ from typing import Any
 
 import torch
 
-from nvfp4_cute import backends, private_api
+from nvfp4_cute import private_api
 from nvfp4_cute.backends.calls import call
 from nvfp4_cute.formats.block_format import NVFP4 as NVFP4_FORMAT
 from nvfp4_cute.formats.block_format import BlockFormat
 from nvfp4_cute.formats.block_scaled import ScaleLayout
 from nvfp4_cute.launch.grouped import GroupedTask
 from nvfp4_cute.launch.task import Task
-from nvfp4_cute.launch.weight_only import WeightOnlyTask
 from nvfp4_cute.operands import grouped
 from nvfp4_cute.operands.grouped import Result, Weights
 from nvfp4_cute.operands.numbers_on_device import numbers_of
@@ -151,8 +150,8 @@ def _dequantized(
     _, operands, outs = grouped.check_device_groups(
         a, None, weights, (offs, None), Result(out, out_dtype, None), scale_layout
     )
-    (weight,), (rows,) = operands.b, operands.activations
-    result = dequantized.multiply_groups(rows.view(a.shape), weight, operands.alpha, offs, backend)
+    (weight,), (rows,) = operands.b, operands.a
+    result = dequantized.multiply_groups(rows.data.view(a.shape), weight, operands.alpha, offs, backend)
     if out is None:
         return result
     row = torch.arange(len(a), device=a.device)
@@ -213,9 +212,6 @@ def grouped_task(
         outs = outs if result.out is not None else as_stored(outs, result.format)
     if bias is not None:
         problem, operands = grouped.with_bias(problem, operands, bias)
-    if operands.activations:
-        gpu = backends.gpu_of(backend, operands.device)
-        return WeightOnlyTask.of(problem, operands, config, gpu), outs
     problem, operands = with_row_scales(problem, operands, row_scale)
     return GroupedTask.of(problem, operands, config, early_weights, scale_layout), outs
 

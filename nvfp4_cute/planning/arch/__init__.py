@@ -5,17 +5,17 @@ An architecture has one family per kernel.
 """
 
 import math
-from collections.abc import Iterator, Mapping
-from functools import lru_cache
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cache, lru_cache
+from typing import Any
 
 from nvfp4_cute.errors import UnsupportedProblem, UnsupportedTarget
-from nvfp4_cute.formats.block_format import NVFP4, NVFP4_PAIR, BlockFormat, Formats
+from nvfp4_cute.formats.block_format import BFLOAT16, NVFP4, NVFP4_PAIR, BlockFormat, Formats
 from nvfp4_cute.planning.arch import (
     dequantized,
     sm80,
     sm90,
     sm90_fp8,
-    sm90_fp8_tokens,
     sm90_weight_only,
     sm100,
     sm100_fp8,
@@ -24,36 +24,70 @@ from nvfp4_cute.planning.arch import (
     sm120,
     warp_mma,
 )
-from nvfp4_cute.planning.arch.base import Family, Mma, WeightOnlyFamily, in_order
+from nvfp4_cute.planning.arch.base import Family, Mma, WeightOnlyFamily, check_pair, in_order
 from nvfp4_cute.planning.arch.simt import w4a16_us
 from nvfp4_cute.planning.config import KernelConfig
 from nvfp4_cute.planning.rows import rounded_rows
-from nvfp4_cute.problem import GroupedProblem
+from nvfp4_cute.problem import Form, GroupedProblem
 
-FAMILIES: tuple[Family, ...] = (sm90, sm90_fp8, sm90_fp8_tokens, sm100, sm103, sm100_fp8, sm100_int8, sm120)
+FAMILIES: tuple[Family, ...] = (
+    sm90, sm90_fp8, sm90_weight_only, sm100, sm103, sm100_fp8, sm100_int8, sm120, warp_mma,
+)  # fmt: skip
+# Families with a kernel for 16-bit ``a``.
 WEIGHT_ONLY_FAMILIES: tuple[WeightOnlyFamily, ...] = (sm90_weight_only, warp_mma)
-ARCHS = in_order(arch for family in FAMILIES for arch in family.ARCHS)
+
+
+def _multiplies(family: Family, has_scales: bool) -> bool:
+    """Returns whether a family has a kernel for ``a`` with scales, or without."""
+    return any(a.has_scales == has_scales for a, _ in family.MMA)
+
+
+ARCHS = in_order(arch for family in FAMILIES if _multiplies(family, True) for arch in family.ARCHS)
 WEIGHT_ONLY_ARCHS = in_order(arch for family in WEIGHT_ONLY_FAMILIES for arch in family.ARCHS)
 
 
-def family_of(arch: str, formats: Formats = NVFP4_PAIR) -> Family:
+@cache
+def _families(arch: str, has_scales: bool) -> tuple[Family, ...]:
+    """Returns the families of ``arch`` for ``a`` with scales, or without. Raises UnsupportedTarget if there is none."""
+    if has_scales:
+        sm80.check_arch(arch)
+    found = tuple(family for family in FAMILIES if arch in family.ARCHS and _multiplies(family, has_scales))
+    if found:
+        return found
+    if has_scales:
+        raise UnsupportedTarget(f"no grouped GEMM kernel for {arch}; there is one for {', '.join(ARCHS)}")
+    raise UnsupportedTarget(
+        f"{arch}: no kernel for grouped products of 16-bit a (there is one for {', '.join(WEIGHT_ONLY_ARCHS)}); quantize a "
+        'and pass a_scale, call gemm for each group, or pass backend="reference"'
+    )
+
+
+def family_of(arch: str, formats: Formats = NVFP4_PAIR, config: KernelConfig | None = None) -> Family:
     """Returns the family with a kernel for ``arch`` and a pair of formats, or the architecture's first family if none has one.
 
-    Raises UnsupportedTarget if the architecture has no family.
+    config: for a pair that several families multiply. Only ``warp_mma`` has configs with ``use_warp_mma``.
+
+    Raises UnsupportedTarget if the architecture has no family for 16-bit ``a``, or for quantized ``a``.
     """
-    sm80.check_arch(arch)
-    found = [family for family in FAMILIES if arch in family.ARCHS]
-    if not found:
-        raise UnsupportedTarget(f"no grouped GEMM kernel for {arch}; there is one for {', '.join(ARCHS)}")
-    return next((family for family in found if formats in family.MMA), found[0])
+    fitting = families_of(arch, formats) or _families(arch, formats[0].has_scales)
+    return fitting[-1 if config is not None and config.use_warp_mma else 0]
+
+
+def families_of(arch: str, formats: Formats) -> tuple[Family, ...]:
+    """Returns all families with a kernel for ``arch`` and a pair of formats. Raises the errors of :func:`family_of`."""
+    return tuple(family for family in _families(arch, formats[0].has_scales) if formats in family.MMA)
 
 
 def check_results(arch: str, formats: Formats, out_format: BlockFormat | None) -> None:
-    """Raises UnsupportedProblem if products of these formats cannot write results with scales in rows on ``arch``.
+    """Raises UnsupportedProblem if products of these formats cannot write quantized results on ``arch``.
 
     Args:
         out_format: format of quantized results; None for other results, which every kernel writes.
     """
+    if out_format is not None and not formats[0].has_scales:
+        raise UnsupportedProblem(
+            f"out_dtype={out_format.name!r} with 16-bit a: results have 16 or 32 bits; quantize them"
+        )
     if out_format is None or out_format.scale_layout == "blocked":
         return
 
@@ -70,78 +104,61 @@ def check_results(arch: str, formats: Formats, out_format: BlockFormat | None) -
         )
 
 
-def mmas_of(arch: str) -> Mapping[Formats, Mma]:
-    """Returns the MMA of ``arch`` for every pair of formats of ``a`` and ``b``. Raises the errors of :func:`family_of`."""
-    family_of(arch)
-    families = (family for family in FAMILIES if arch in family.ARCHS)
-    return {pair: mma for family in families for pair, mma in family.MMA.items()}
+def mmas_of(arch: str, a_format: BlockFormat = NVFP4) -> Mapping[Formats, Mma]:
+    """Returns the MMA of ``arch`` for every pair of quantized ``a`` and ``b``, or of 16-bit ``a`` if ``a_format`` is that.
 
-
-def weight_only_families(arch: str) -> tuple[WeightOnlyFamily, ...]:
-    """Returns the families whose kernels multiply 16-bit ``a`` of groups on ``arch``.
-
-    Raises UnsupportedTarget if there is none.
+    Raises the errors of :func:`family_of`.
     """
-    found = tuple(family for family in WEIGHT_ONLY_FAMILIES if arch in family.ARCHS)
-    if not found:
-        raise UnsupportedTarget(
-            f"{arch}: no kernel for grouped products of 16-bit a (there is one for {', '.join(WEIGHT_ONLY_ARCHS)}); quantize a "
-            'and pass a_scale, call gemm for each group, or pass backend="reference"'
-        )
-    return found
+    has_scales = a_format.has_scales
+    pairs = (item for family in _families(arch, has_scales) for item in family.MMA.items())
+    return {pair: mma for pair, mma in pairs if pair[0].has_scales == has_scales}
 
 
-def weight_only_family_of(arch: str, config: KernelConfig) -> WeightOnlyFamily:
-    """Returns the family of ``arch`` for ``config``: ``warp_mma``, or the other one if there is one. Raises UnsupportedTarget."""
-    families = weight_only_families(arch)
-    return families[-1] if config.use_warp_mma else families[0]
+def choose_weight_only(arch: str, problem: GroupedProblem, num_sms: int) -> KernelConfig:
+    """Returns the config of the fastest family for a problem with 16-bit ``a``. The form "routed" has one family.
 
-
-def parts_of_k(problem: GroupedProblem, arch: str, num_sms: int) -> int:
-    """Returns the parts of K that sums of a batch-invariant weight-only problem are made of; 0 for other problems."""
-    return sm90.parts_of_k(problem, num_sms) if arch in sm90.ARCHS else int(problem.batch_invariant)
-
-
-@lru_cache(maxsize=4096)
-def choose_weight_only(
-    arch: str,
-    sizes: tuple[tuple[int, int, int], ...],
-    num_sms: int,
-    num_b: int = 1,
-    is_ragged: bool = False,
-    b_format: BlockFormat = NVFP4,
-    parts: int = 0,
-) -> KernelConfig:
-    """Returns the config of the fastest family of ``arch``, cached. Takes the arguments of ``WeightOnlyFamily.choose``.
-
-    parts: parts that K must have, and then the family is the same for all sizes; 0 leaves both open.
+    A batch-invariant problem has one family whatever its sizes.
 
     Raises UnsupportedTarget if there is no family, UnsupportedProblem if K suits none of them.
     """
-    fitting = [
-        family
-        for family in weight_only_families(arch)
-        if (None, b_format) in family.PAIRS and all(k % family.K_MULTIPLE == 0 for _, _, k in sizes)
-    ]
+    sizes = problem.sizes
+    if problem.form == "routed":
+        return warp_mma.choose(problem, num_sms)
+    fitting = _fitting(arch, problem)
     if not fitting:
+        check_pair(arch, (problem.a_format, problem.b_format), mmas_of(arch, problem.a_format))
         ks = sorted({k for _, _, k in sizes})
         raise UnsupportedProblem(
-            f"{arch}: K is {', '.join(map(str, ks))} with 16-bit a and {b_format.title} weights; kernels there take "
+            f"{arch}: K is {', '.join(map(str, ks))} with 16-bit a and {problem.b_format.title} weights; kernels there take "
             f"multiples of {warp_mma.K_MULTIPLE}: pad K with zeros"
         )
-
-    if parts:
-        return fitting[0].choose(sizes, num_sms, num_b, is_ragged, b_format, parts)
-    how = num_b, is_ragged, b_format
-    chosen = [family.choose(sizes, num_sms, *how) for family in fitting]
-    if len(chosen) == 1 or not any(min(size) > 0 for size in sizes):
+    chosen = [family.choose(problem, num_sms) for family in fitting]
+    if len(chosen) == 1 or problem.batch_invariant or not any(min(size) > 0 for size in sizes):
         return chosen[0]
     return min(
-        chosen,
-        key=lambda config: weight_only_family_of(arch, config).estimate_us(
-            sizes, config, num_sms, *how, arch
-        ),
-    )
+        zip(_times_us(arch, problem, num_sms, fitting, chosen), chosen, strict=True), key=lambda one: one[0]
+    )[1]
+
+
+def _fitting(arch: str, problem: GroupedProblem) -> list[WeightOnlyFamily]:
+    """Returns the families that multiply a problem's formats and every K."""
+    families: Any = families_of(arch, (problem.a_format, problem.b_format))
+    return [family for family in families if all(k % family.K_MULTIPLE == 0 for _, _, k in problem.sizes)]
+
+
+def _times_us(
+    arch: str,
+    problem: GroupedProblem,
+    num_sms: int,
+    families: Sequence[WeightOnlyFamily],
+    configs: Sequence[KernelConfig],
+) -> list[float]:
+    """Returns the modelled time of every family's config in us."""
+    how = num_sms, problem.num_b, problem.form == "ragged", problem.b_format, arch
+    return [
+        family.estimate_us(problem.sizes, config, *how)
+        for family, config in zip(families, configs, strict=True)
+    ]
 
 
 def grouped_weight_only_us(
@@ -154,14 +171,16 @@ def grouped_weight_only_us(
 ) -> float:
     """Returns the modelled time of the fastest grouped kernel in us; infinity if there is none for K.
 
-    At least one group must have work. See ``WeightOnlyFamily.choose``. Raises UnsupportedTarget if ``arch`` has no family.
+    At least one group must have work. See ``WeightOnlyFamily.estimate_us``. Raises UnsupportedTarget if ``arch`` has no family.
     """
-    how = num_b, is_ragged, b_format
-    try:
-        config = choose_weight_only(arch, sizes, num_sms, *how)
-    except UnsupportedProblem:
-        return math.inf
-    return weight_only_family_of(arch, config).estimate_us(sizes, config, num_sms, *how, arch)
+    form: Form = "ragged" if is_ragged else "list"
+    activation = "silu" if num_b > 1 else None
+    problem = GroupedProblem(
+        sizes, form, activation=activation, a_format=BFLOAT16, b_format=b_format, batch_invariant=False
+    )
+    fitting = _fitting(arch, problem)
+    chosen = [family.choose(problem, num_sms) for family in fitting]
+    return min(_times_us(arch, problem, num_sms, fitting, chosen), default=math.inf)
 
 
 def is_faster_than_few_rows(
@@ -208,7 +227,7 @@ def dequantizes_first(
         m: rows of each group; of all groups together if they are ragged.
         n, k: extents of the weights.
         groups: number of groups or batches.
-        num_b, is_ragged, b_format: see ``WeightOnlyFamily.choose``.
+        num_b, is_ragged, b_format: see ``WeightOnlyFamily.estimate_us``.
 
     Raises UnsupportedTarget if ``arch`` has no kernel.
     """
@@ -235,7 +254,7 @@ def of_groups(rows: int, n: int, k: int, groups: int) -> tuple[tuple[int, int, i
 
 def has_counters(formats: Formats) -> bool:
     """Returns whether kernels that multiply these formats have counters in memory (``launch.workspace``)."""
-    return formats == sm90_fp8_tokens.PAIR
+    return formats in sm90_weight_only.MMA or formats in warp_mma.MMA
 
 
 def oldest_dsl(arch: str) -> tuple[int, int]:
@@ -261,7 +280,7 @@ def has_fp4_mma(arch: str) -> bool:
 
 def clusters_at_once(arch: str, config: KernelConfig, num_sms: int, formats: Formats = NVFP4_PAIR) -> int:
     """Returns the number of clusters of a kernel that are resident at once, which bounds its persistent CTAs."""
-    family = family_of(arch, formats)
+    family = family_of(arch, formats, config)
     return family.resident_clusters(num_sms, config.cluster_size) * family.ctas_per_sm(config)
 
 

@@ -12,11 +12,14 @@ import numpy as np
 
 from nvfp4_cute.errors import UnsupportedProblem
 from nvfp4_cute.formats.block_format import (
+    BFLOAT16,
+    FLOAT16,
     MXFP4,
     NVFP4,
     NVFP4_PAIR,
     PADDED_ALIGN_BYTES,
     TMA_ALIGN_BYTES,
+    UE8M0,
     BlockFormat,
     Formats,
     FP8_1xK,
@@ -110,28 +113,47 @@ def clusters_in_gpcs(
     return in_gpcs if cluster_size > 2 and in_gpcs else max(num_sms // cluster_size, 1)
 
 
-def check_pair(
-    what: str,
-    formats: tuple[BlockFormat | None, BlockFormat],
-    pairs: Iterable[tuple[BlockFormat | None, BlockFormat]],
-) -> None:
+def weight_only_pairs(weights: Iterable[BlockFormat]) -> tuple[Formats, ...]:
+    """Returns the pairs of 16-bit ``a`` and these formats of ``b``. float16 does not hold scales from 2^-127 to 2^127."""
+    return tuple((a, b) for b in weights for a in (BFLOAT16, FLOAT16) if (a, b.scale) != (FLOAT16, UE8M0))
+
+
+def weight_only_mmas(weights: Iterable[BlockFormat]) -> dict[Formats, "Mma"]:
+    """Returns the 16-bit MMA for every pair of :func:`weight_only_pairs`."""
+    return {pair: Mma("bf16" if pair[0] == BFLOAT16 else "f16", 16) for pair in weight_only_pairs(weights)}
+
+
+def multiple_reason(ks: Iterable[int], multiple: int) -> str | None:
+    """Returns why a kernel does not compute one of these K, which have to be multiples; None if it computes all."""
+    wrong = next((k for k in ks if k % multiple), None)
+    return None if wrong is None else f"K={wrong} is not a multiple of {multiple}: pad K"
+
+
+def check_pair(what: str, formats: Formats, pairs: Iterable[Formats]) -> None:
     """Raises UnsupportedProblem, naming the supported pairs, if a kernel does not multiply these formats.
 
     Args:
         what: architecture, or architecture and operation, for the message.
-        formats: formats of ``a`` (None for 16 bits) and ``b``.
+        formats: formats of ``a`` and ``b``.
         pairs: supported pairs.
     """
-    served = tuple(pairs)
+    a, b = formats
+    served = [pair for pair in pairs if pair[0].has_scales == a.has_scales]
     if formats in served:
         return
-    names = dict.fromkeys(f"{a or '16-bit a'} x {b.family}" for a, b in served)
-    beside = [a.title for a, b in served if a is not None and b == formats[1]]
+    if (BFLOAT16, b) in served:
+        raise UnsupportedProblem(
+            f"{what}: a is float16 with {b.title} weights, whose scales from 2^-127 to 2^127 float16 does not hold; "
+            'pass bfloat16 a, or backend="reference"'
+        )
+    name = lambda format: format.name if format.has_scales else "16-bit a"
+    names = dict.fromkeys(f"{name(x)} x {y.family}" for x, y in served)
+    beside = [x.title for x, y in served if x.has_scales and y == b]
     fix = f"quantize a to {' or '.join(beside)}" if beside else "quantize both to a pair that has one"
     if formats == (FP8_1xK, MXFP4):
         fix = "prepare b (sm_90a): mxfp4_for_fp8(b)"
     raise UnsupportedProblem(
-        f"{what}: no kernel for {formats[0] or '16-bit a'} x {formats[1]} (there is one for {', '.join(names)}); "
+        f"{what}: no kernel for {name(a)} x {b} (there is one for {', '.join(names)}); "
         f'use backend="reference", or {fix}'
     )
 
@@ -358,62 +380,20 @@ class Family(Protocol):
         """Returns every candidate, the best first, if the family estimates times and sizes are known; otherwise nothing."""
 
 
-class WeightOnlyFamily(Protocol):
-    """Interface of a module of this package with a kernel for grouped products of 16-bit ``a`` and quantized ``b``.
-
-    ``b_format`` is the format of ``b``.
-    """
-
-    @property
-    def ARCHS(self) -> tuple[str, ...]:
-        """Names of the architectures, such as ``sm_90a``."""
-
-    @property
-    def KERNEL(self) -> str:
-        """Module and class of the kernel, below ``nvfp4_cute.kernels``."""
-
-    @property
-    def PAIRS(self) -> Sequence[tuple[None, BlockFormat]]:
-        """Supported pairs: None for 16-bit ``a``, and a format of ``b``."""
+class WeightOnlyFamily(Family, Protocol):
+    """A family with a kernel for products of 16-bit ``a`` and quantized ``b``, whose times it estimates."""
 
     @property
     def K_MULTIPLE(self) -> int:
         """Divisor of K."""
 
-    def resolve(self, config: KernelConfig, num_b: int = 1, b_format: BlockFormat = NVFP4) -> KernelConfig:
-        """Returns ``config`` with an explicit number of stages."""
-
-    def unsupported_reason(
-        self, config: KernelConfig, num_b: int = 1, b_format: BlockFormat = NVFP4
-    ) -> str | None:
-        """Returns why the kernel cannot be built with ``config``, with the nearest legal value; None if it can."""
-
-    def clusters_at_once(self, config: KernelConfig, num_sms: int) -> int:
-        """Returns the number of clusters resident at once."""
-
-    def most_tiles(self, sizes: Sequence[tuple[int, int, int]], config: KernelConfig, is_ragged: bool) -> int:
-        """Returns the largest number of tiles of a launch.
+    def most_clusters(
+        self, sizes: Sequence[tuple[int, int, int]], config: KernelConfig, is_ragged: bool
+    ) -> int:
+        """Returns the largest number of clusters that find work: tiles, or shares of them with stream-K.
 
         Ragged groups may divide the total rows in any way.
         """
-
-    def choose(
-        self,
-        sizes: tuple[tuple[int, int, int], ...],
-        num_sms: int,
-        num_b: int = 1,
-        is_ragged: bool = False,
-        b_format: BlockFormat = NVFP4,
-        parts: int = 0,
-    ) -> KernelConfig:
-        """Returns the config for groups of these (m, n, k).
-
-        For ragged groups the sizes are about their mean, because only the device knows them.
-        parts: parts that K must have (``KernelConfig.adds_parts``); 0 leaves that open.
-        """
-
-    def workspace_bytes(self, config: KernelConfig, num_cta: int) -> int:
-        """Returns the workspace of a launch in bytes of device memory, without its counters."""
 
     def estimate_us(
         self,
@@ -425,7 +405,12 @@ class WeightOnlyFamily(Protocol):
         b_format: BlockFormat = NVFP4,
         arch: str = "sm_90a",
     ) -> float:
-        """Returns the modelled time of a launch in us. At least one group must have work. See :meth:`choose`."""
+        """Returns the modelled time of a launch in us. At least one group must have work.
+
+        Args:
+            sizes: (m, n, k) of every group; for ragged groups about their mean, because only the device knows them.
+            num_b: number of operands ``b``. b_format: their format.
+        """
 
 
 # ---- default members of families --------------------------------------------------------------------

@@ -56,7 +56,7 @@ def estimate_us(
     """Returns the modelled time in us of dequantizing the weights of all groups and of the product.
 
     Args:
-        sizes, num_b, is_ragged: see ``WeightOnlyFamily.choose``.
+        sizes, num_b, is_ragged: see ``WeightOnlyFamily.estimate_us``.
         b_format: format of the weights.
     """
     pace, times = PACES[arch], TIMES

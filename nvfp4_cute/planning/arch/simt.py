@@ -15,13 +15,12 @@ from nvfp4_cute.formats.block_format import (
     FP8_128x128,
 )
 from nvfp4_cute.planning.arch import sm80
-from nvfp4_cute.planning.arch.base import H200_SMS, paced_us
+from nvfp4_cute.planning.arch.base import H200_SMS, paced_us, weight_only_pairs
 
 # Formats of matrix and vector in a gemv. Products of few rows and of weights with 16-bit ``a`` have the same formats.
 GEMV_PAIRS = ((NVFP4, NVFP4),)
-W4A16_PAIRS = tuple(
-    (None, weights)
-    for weights in (NVFP4, MXFP4, MXFP8_E4M3, MXFP8_E5M2, FP8_128x128, INT8, *INT4_FORMATS.values())
+W4A16_PAIRS = weight_only_pairs(
+    (NVFP4, MXFP4, MXFP8_E4M3, MXFP8_E5M2, FP8_128x128, INT8, *INT4_FORMATS.values())
 )
 BEFORE_BLACKWELL = (*sm80.ARCHS, "sm_90a")
 ARCHS = (*BEFORE_BLACKWELL, "sm_100a", "sm_103a", "sm_110a", "sm_120a", "sm_121a")

@@ -1,15 +1,20 @@
-"""sm_90a weight-only (16-bit activations times quantized weights): cost of a KernelConfig, refusals, and choice.
+"""sm_90a weight-only: 16-bit activations times quantized weights, and FP8 rows times MXFP4 weights in 4 bits.
+
+Cost of a KernelConfig, refusals, and choice.
 
 ``cta_tile_shape_mnk`` is (weight rows, tokens, K) with ``swap_ab``, as in :mod:`.sm90`; its K is what a pipeline stage holds,
 128 or 256 values. With ``multicast_n=2``, two CTAs with neighbouring weights share loads of tokens. With ``split_k``, the CTAs
 of a cluster share a tile's K tiles. With ``stream_k``, all clusters get equal work, to the K tile.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache, partial
+from functools import cache, lru_cache, partial
+
+import numpy as np
 
 from nvfp4_cute.formats.block_format import (
+    BFLOAT16,
     INT4_FORMATS,
     INT8,
     MXFP4,
@@ -17,17 +22,25 @@ from nvfp4_cute.formats.block_format import (
     MXFP8,
     NVFP4,
     BlockFormat,
+    Formats,
     FP8_1xK,
     FP8_128x128,
 )
-from nvfp4_cute.planning.arch.base import clusters_in_gpcs, live_sizes
+from nvfp4_cute.planning.arch.base import (
+    Mma,
+    clusters_in_gpcs,
+    live_sizes,
+    multiple_reason,
+    never_in_turns,
+    no_estimates,
+    weight_only_mmas,
+)
 from nvfp4_cute.planning.arch.sm90 import (
     FP16_BYTES,
     FP32_BYTES,
     GPC_SMS,
     LEAST_SHARE,
     MAX_TILE_TOKENS,
-    MEASURED_CLUSTERS,
     PAIRED_TILE_TOKENS,
     SF_BLOCK_ROWS,
     TILE_K,
@@ -35,18 +48,26 @@ from nvfp4_cute.planning.arch.sm90 import (
     TOKEN_BOXES,
     TOKEN_STEP,
     fixup_bytes,
+    parts_of_k,
+    resident_clusters,
     stream_work,
 )
+from nvfp4_cute.planning.arch.sm90 import interleave_reason as interleave_reason
+from nvfp4_cute.planning.arch.sm90 import work_reason as stream_reason
 from nvfp4_cute.planning.arch.sm90_ring import CTAS_OF_PAIR, RingSmem, filled, options_reason, ring_reason
 from nvfp4_cute.planning.config import KernelConfig
-from nvfp4_cute.problem import INT32_MAX
+from nvfp4_cute.problem import INT32_MAX, Form, GroupedProblem
 
 ARCHS = ("sm_90a",)
 FOUR_BITS = (NVFP4, MXFP4, *INT4_FORMATS.values())
-PAIRS = tuple((None, b_format) for b_format in (*FOUR_BITS, *MXFP8, FP8_128x128, INT8))
+PAIR: Formats = (BFLOAT16, NVFP4)
+FP8_PAIR: Formats = (FP8_1xK, MXFP4_FP8)
+MMA = weight_only_mmas((*FOUR_BITS, *MXFP8, FP8_128x128, INT8)) | {FP8_PAIR: Mma("e4m3", 32)}
+OUT_M_MAJOR, HAS_CHAINS, HAS_EARLY_WEIGHTS, TO_AND_FRO = False, False, False, True
 KERNEL = "sm90.weight_only.grouped_gemm.WeightOnlyGemmSm90"
 OPTIONS = ("multicast_n", "stream_k")
 K_MULTIPLE = 16
+prefetches_in_turns, estimates = never_in_turns, no_estimates
 TILES_K = (TILE_K, 2 * TILE_K)
 # Tokens per tile of the candidates.
 TOKEN_CHOICES = (8, 16, 32, 64, 96, 128, 192, 256)
@@ -210,9 +231,9 @@ def leaves_tokens_out(config: KernelConfig) -> bool:
     return token_box(config) < min(TOKEN_STEP, config.work_tile_mnk[0])
 
 
-def smem_plan(config: KernelConfig, num_b: int = 1, b_format: BlockFormat = NVFP4) -> WeightOnlySmem:
+def smem_plan(config: KernelConfig, num_b: int = 1, formats: Formats = PAIR) -> WeightOnlySmem:
     """Returns the shared memory of ``config``. ``num_ab_stage=None`` becomes the largest number of stages that fits."""
-    weights, tokens, k = config.cta_tile_shape_mnk
+    (weights, tokens, k), b_format = config.cta_tile_shape_mnk, formats[1]
     scale_bytes = 0 if has_scales_of_sums(b_format) else b_format.scale_bytes(SF_BLOCK_ROWS, TILE_K)
     plan = WeightOnlySmem(
         b_stage_bytes=weights * b_format.row_bytes(k),
@@ -225,14 +246,15 @@ def smem_plan(config: KernelConfig, num_b: int = 1, b_format: BlockFormat = NVFP
     return filled(plan, ctas_per_sm(config)) if config.num_ab_stage is None else plan
 
 
-def resolve(config: KernelConfig, num_b: int = 1, b_format: BlockFormat = NVFP4) -> KernelConfig:
+def resolve(config: KernelConfig, num_b: int = 1, formats: Formats = PAIR) -> KernelConfig:
     """Returns ``config`` with an explicit stage count."""
-    return replace(config, num_ab_stage=smem_plan(config, num_b, b_format).num_ab_stage)
+    return replace(config, num_ab_stage=smem_plan(config, num_b, formats).num_ab_stage)
 
 
-def unsupported_reason(config: KernelConfig, num_b: int = 1, b_format: BlockFormat = NVFP4) -> str | None:
+def unsupported_reason(config: KernelConfig, num_b: int = 1, formats: Formats = PAIR) -> str | None:
     """Returns why the weight-only kernel cannot be built with ``config``, with the nearest legal value; None if it can."""
     weights, tokens, k = shape = config.cta_tile_shape_mnk
+    b_format = formats[1]
     options = options_reason(config, OPTIONS, "with 16-bit a: weights are on MMA-M and decoded in registers")
     if options is not None:
         return options
@@ -260,19 +282,38 @@ def unsupported_reason(config: KernelConfig, num_b: int = 1, b_format: BlockForm
         )
     if config.stream_k and config.split_k > 1:
         return f"stream_k with split_k={config.split_k}: both divide K tiles; use split_k=1"
-    plan = partial(smem_plan, num_b=num_b, b_format=b_format)
+    plan = partial(smem_plan, num_b=num_b, formats=formats)
     return ring_reason(config, SPLITS, plan, ctas_per_sm(config))
 
 
-def candidates(num_b: int = 1, b_format: BlockFormat = NVFP4) -> tuple[KernelConfig, ...]:
-    """Returns the candidates of ``choose``.
+def quantized_reason(config: KernelConfig, format: BlockFormat) -> str | None:
+    """Returns why quantized results cannot be computed."""
+    return (
+        f"weight-only kernels write no {format.title} results; use out_dtype=torch.bfloat16 and quantize them"
+    )
 
-    num_b: 2 for a dual GEMM whose weights are not interleaved. b_format: format of the weights.
-    """
-    return tuple(_candidates(num_b, b_format))
+
+def work_reason(what: str, sizes: Iterable[tuple[int, int, int]], config: KernelConfig) -> str | None:
+    """Returns why there is no kernel for a K, or for this much work (:func:`.sm90.work_reason`); None if there is one."""
+    sizes = tuple(sizes)
+    return multiple_reason((k for _, _, k in sizes), K_MULTIPLE) or stream_reason(what, sizes, config)
 
 
-def _candidates(num_b: int, b_format: BlockFormat) -> Iterator[KernelConfig]:
+@cache
+def candidates(
+    num_b: int = 1,
+    weight_layout: str = "separate",
+    out_format: BlockFormat | None = None,
+    form: Form = "list",
+    formats: Formats = PAIR,
+) -> tuple[KernelConfig, ...]:
+    """Returns the candidates, those with stream-K last. Results are not quantized."""
+    if out_format is not None:
+        return ()
+    return (*_candidates(num_b, formats), *_stream_candidates(num_b, formats))
+
+
+def _candidates(num_b: int, formats: Formats) -> Iterator[KernelConfig]:
     for tokens in TOKEN_CHOICES:
         for k in TILES_K:
             for multicast, split in ((1, 1), (CTAS_OF_PAIR, 1), (1, 2), (1, 4), (1, 8)):
@@ -281,13 +322,13 @@ def _candidates(num_b: int, b_format: BlockFormat) -> Iterator[KernelConfig]:
                     DEFAULT_CONFIG, cta_tile_shape_mnk=shape, multicast_n=multicast, split_k=split
                 )
                 # Two CTAs an SM have room for too few stages of 256 values of 8 bits.
-                is_shallow = b_format.element.bits == 8 and k > TILE_K and ctas_per_sm(config) == 2
-                if not is_shallow and unsupported_reason(config, num_b, b_format) is None:
+                is_shallow = formats[1].element.bits == 8 and k > TILE_K and ctas_per_sm(config) == 2
+                if not is_shallow and unsupported_reason(config, num_b, formats) is None:
                     yield config
 
 
-def stream_candidates(num_b: int = 1, b_format: BlockFormat = NVFP4) -> tuple[KernelConfig, ...]:
-    """Returns the candidates of ``choose`` with stream-K, for few groups. See :func:`candidates`."""
+def _stream_candidates(num_b: int, formats: Formats) -> Iterator[KernelConfig]:
+    b_format = formats[1]
     found = (
         replace(
             DEFAULT_CONFIG,
@@ -301,20 +342,23 @@ def stream_candidates(num_b: int = 1, b_format: BlockFormat = NVFP4) -> tuple[Ke
         for k in (TILES_K if has_fp8_tokens(b_format) else (TILE_K,))
         for multicast in ((1, CTAS_OF_PAIR) if tokens >= LEAST_PAIRED_TOKENS else (1,))
     )
-    return tuple(config for config in found if unsupported_reason(config, num_b, b_format) is None)
+    return (config for config in found if unsupported_reason(config, num_b, formats) is None)
 
 
-def workspace_bytes(config: KernelConfig, num_cta: int) -> int:
+CANDIDATES, DUAL_CANDIDATES = candidates(), candidates(2)
+
+
+def workspace_bytes(config: KernelConfig, rows: np.ndarray, k: np.ndarray, num_cta: int) -> int:
     """Returns the bytes of the sums that stream-K hands over; 0 without stream-K. Its flags are counters."""
     return fixup_bytes(config, num_cta)[1]
 
 
 def clusters_at_once(config: KernelConfig, num_sms: int) -> int:
     """Returns the number of clusters resident at once."""
-    return clusters_in_gpcs(num_sms, config.cluster_size, GPC_SMS, MEASURED_CLUSTERS) * ctas_per_sm(config)
+    return resident_clusters(num_sms, config.cluster_size) * ctas_per_sm(config)
 
 
-def most_tiles(sizes: Sequence[tuple[int, int, int]], config: KernelConfig, is_ragged: bool) -> int:
+def most_clusters(sizes: Sequence[tuple[int, int, int]], config: KernelConfig, is_ragged: bool) -> int:
     """Returns the largest number of tiles of a launch, or of shares of them with stream-K.
 
     Ragged groups may divide the total rows in any way.
@@ -322,7 +366,7 @@ def most_tiles(sizes: Sequence[tuple[int, int, int]], config: KernelConfig, is_r
     tile_tokens, tile_weights, tile_k = config.work_tile_mnk
     if config.stream_k:
         shares = max(max(-(-k // tile_k) for _, _, k in sizes) // LEAST_SHARE, 1)
-        return shares * most_tiles(sizes, replace(config, stream_k=False), is_ragged)
+        return shares * most_clusters(sizes, replace(config, stream_k=False), is_ragged)
     if not is_ragged:
         return sum(-(-m // tile_tokens) * -(-n // tile_weights) for m, n, _ in sizes)
     rows, n = sum(m for m, _, _ in sizes), sizes[0][1]
@@ -330,29 +374,42 @@ def most_tiles(sizes: Sequence[tuple[int, int, int]], config: KernelConfig, is_r
     return (groups + (rows - groups) // tile_tokens) * -(-n // tile_weights)
 
 
-@lru_cache(maxsize=4096)
-def choose(
-    sizes: tuple[tuple[int, int, int], ...],
-    num_sms: int,
-    num_b: int = 1,
-    is_ragged: bool = False,
-    b_format: BlockFormat = NVFP4,
-    parts: int = 0,
-) -> KernelConfig:
+def choose(problem: GroupedProblem, num_sms: int) -> KernelConfig:
     """Returns the candidate with the smallest modelled time.
 
     Args:
-        sizes: (m, n, k) of every group; for ragged groups about their mean, because only the device knows them.
+        problem: its sizes, for ragged groups about their mean, because only the device knows them; operands and their order.
         num_sms: SMs of the device.
-        num_b, b_format: see :func:`candidates`.
-        parts: parts that K must have (``KernelConfig.adds_parts``); 0 leaves that open.
     """
-    tried = [config for config in candidates(num_b, b_format) if not parts or config.adds_parts(parts)]
+    formats, is_ragged = (problem.a_format, problem.b_format), problem.form == "ragged"
+    return _choose(problem.sizes, num_sms, problem.num_b, is_ragged, formats, parts_of_k(problem, num_sms))
+
+
+@lru_cache(maxsize=4096)
+def _choose(
+    sizes: tuple[tuple[int, int, int], ...],
+    num_sms: int,
+    num_b: int,
+    is_ragged: bool,
+    formats: Formats,
+    parts: int,
+) -> KernelConfig:
+    """Returns the candidate, for ``parts`` parts of K (``KernelConfig.adds_parts``); 0 leaves that open."""
+    tried = candidates(num_b, formats=formats)
     if not any(min(size) > 0 for size in sizes):
-        return tried[0]
-    if len(sizes) <= MOST_STREAM_GROUPS and not parts:
-        tried += (c for c in stream_candidates(num_b, b_format) if stream_work(sizes, c) <= INT32_MAX)
-    return min(tried, key=lambda config: estimate_us(sizes, config, num_sms, num_b, is_ragged, b_format))
+        return next(config for config in tried if not parts or config.adds_parts(parts))
+    has_few = len(sizes) <= MOST_STREAM_GROUPS
+    most_work = INT32_MAX // 2 if formats == FP8_PAIR else INT32_MAX
+    allowed = (
+        c
+        for c in tried
+        if (
+            c.adds_parts(parts)
+            if parts
+            else not c.stream_k or (has_few and stream_work(sizes, c) <= most_work)
+        )
+    )
+    return min(allowed, key=lambda config: estimate_us(sizes, config, num_sms, num_b, is_ragged, formats[1]))
 
 
 def estimate_us(
@@ -365,7 +422,7 @@ def estimate_us(
     arch: str = "sm_90a",
 ) -> float:
     """Returns the modelled time of a launch in us. At least one group must have work. See :func:`choose` for the arguments."""
-    launched, live = most_tiles(sizes, config, is_ragged), live_sizes(sizes, is_ragged)
+    launched, live = most_clusters(sizes, config, is_ragged), live_sizes(sizes, is_ragged)
     routings = ROUTINGS if is_ragged else (0.0,)
     times = [_modelled_us(live, config, num_sms, launched, b_format, more) for more in routings]
     return sum(times) / len(times)

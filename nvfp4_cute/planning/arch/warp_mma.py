@@ -7,21 +7,45 @@ both operands of a dual GEMM; the tokens of a tile; and the K of all warps along
 tile in device memory.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
-from nvfp4_cute.formats.block_format import INT4_FORMATS, INT8, MXFP4, MXFP8, NVFP4, BlockFormat, FP8_128x128
-from nvfp4_cute.planning.arch import sm80
-from nvfp4_cute.planning.arch.base import foreign_option_reason, live_sizes, paced_us
+import numpy as np
+
+from nvfp4_cute.formats.block_format import (
+    BFLOAT16,
+    INT4_FORMATS,
+    INT8,
+    MXFP4,
+    MXFP8,
+    NVFP4,
+    BlockFormat,
+    Formats,
+    FP8_128x128,
+)
+from nvfp4_cute.planning.arch import sm80, sm90_weight_only
+from nvfp4_cute.planning.arch.base import (
+    SmemUse,
+    foreign_option_reason,
+    live_sizes,
+    multiple_reason,
+    never_in_turns,
+    no_estimates,
+    paced_us,
+    weight_only_mmas,
+)
 from nvfp4_cute.planning.config import KernelConfig
+from nvfp4_cute.problem import Form, GroupedProblem
 
 ARCHS = (*sm80.ARCHS, "sm_90a", "sm_100a", "sm_103a", "sm_110a", "sm_120a", "sm_121a")
 KERNEL = "warp_mma.grouped_gemm.WarpMmaGemm"
 OPTIONS = ("stream_k", "use_warp_mma")
-PAIRS = tuple(
-    (None, b_format) for b_format in (NVFP4, MXFP4, *MXFP8, FP8_128x128, INT8, *INT4_FORMATS.values())
-)
+PAIR: Formats = (BFLOAT16, NVFP4)
+MMA = weight_only_mmas((NVFP4, MXFP4, *MXFP8, FP8_128x128, INT8, *INT4_FORMATS.values()))
+OUT_M_MAJOR, HAS_CHAINS, HAS_EARLY_WEIGHTS, TO_AND_FRO = False, False, False, False
+prefetches_in_turns, estimates = never_in_turns, no_estimates
+interleave_reason, quantized_reason = sm90_weight_only.interleave_reason, sm90_weight_only.quantized_reason
 WARP_SIZE = 32
 # Weight rows per warp; for each row, bytes per step and 4-bit values per step.
 WARP_ROWS, STEP_BYTES, STEP_K = 32, 64, 128
@@ -110,12 +134,12 @@ def make_config(tokens: int, rows: int, k: int, stream_k: bool = True) -> Kernel
     )
 
 
-def resolve(config: KernelConfig, num_b: int = 1, b_format: BlockFormat = NVFP4) -> KernelConfig:
+def resolve(config: KernelConfig, num_b: int = 1, formats: Formats = PAIR) -> KernelConfig:
     """Returns ``config`` with an explicit stage count."""
     return replace(config, num_ab_stage=STEPS_OF_TURN)
 
 
-def unsupported_reason(config: KernelConfig, num_b: int = 1, b_format: BlockFormat = NVFP4) -> str | None:
+def unsupported_reason(config: KernelConfig, num_b: int = 1, formats: Formats = PAIR) -> str | None:
     """Returns why this family cannot build ``config``, with the nearest legal value; None if it can."""
     foreign = foreign_option_reason(config, OPTIONS)
     if foreign is not None:
@@ -145,9 +169,34 @@ def unsupported_reason(config: KernelConfig, num_b: int = 1, b_format: BlockForm
     return None
 
 
-def candidates(num_b: int = 1, b_format: BlockFormat = NVFP4) -> tuple[KernelConfig, ...]:
-    """Returns the candidates of ``choose``."""
-    return tuple(make_config(*key) for key in TIMES)
+CANDIDATES = DUAL_CANDIDATES = tuple(make_config(*key) for key in TIMES)
+DEFAULT_CONFIG = CANDIDATES[0]
+
+
+def candidates(
+    num_b: int = 1,
+    weight_layout: str = "separate",
+    out_format: BlockFormat | None = None,
+    form: Form = "list",
+    formats: Formats = PAIR,
+) -> tuple[KernelConfig, ...]:
+    """Returns the candidates of ``choose``. Results are not quantized."""
+    return CANDIDATES if out_format is None else ()
+
+
+def work_reason(what: str, sizes: Iterable[tuple[int, int, int]], config: KernelConfig) -> str | None:
+    """Returns why there is no kernel for a K; None if there is one."""
+    return multiple_reason((k for _, _, k in sizes), K_MULTIPLE)
+
+
+def smem_plan(config: KernelConfig, num_b: int = 1, formats: Formats = PAIR) -> SmemUse:
+    """Raises NotImplementedError, because weights are in registers and the kernel allocates what tokens need."""
+    raise NotImplementedError("warp_mma has no stages in shared memory")
+
+
+def resident_clusters(num_sms: int, cluster_size: int) -> int:
+    """Returns the number of SMs: there are no clusters."""
+    return num_sms
 
 
 def clusters_at_once(config: KernelConfig, num_sms: int) -> int:
@@ -155,7 +204,7 @@ def clusters_at_once(config: KernelConfig, num_sms: int) -> int:
     return num_sms * ctas_per_sm(config)
 
 
-def most_tiles(sizes: Sequence[tuple[int, int, int]], config: KernelConfig, is_ragged: bool) -> int:
+def most_clusters(sizes: Sequence[tuple[int, int, int]], config: KernelConfig, is_ragged: bool) -> int:
     """Returns the largest number of steps of a launch.
 
     Assumes a dual GEMM, whose operands have half of the rows each, and 8-bit weights.
@@ -168,24 +217,31 @@ def most_tiles(sizes: Sequence[tuple[int, int, int]], config: KernelConfig, is_r
     return sum(-(-m // tokens) * -(-n // rows) * -(-halves * depth // k) for m, n, depth in sizes)
 
 
-def workspace_bytes(config: KernelConfig, num_cta: int) -> int:
+def workspace_bytes(config: KernelConfig, rows: np.ndarray, k: np.ndarray, num_cta: int) -> int:
     """Returns the bytes of the sums that CTAs exchange: of the end of one tile and the beginning of another."""
-    rows, tokens, _ = config.cta_tile_shape_mnk
-    return 2 * num_cta * rows * tokens * FP32_BYTES
+    tile_rows, tokens, _ = config.cta_tile_shape_mnk
+    return 2 * num_cta * tile_rows * tokens * FP32_BYTES
+
+
+def choose(problem: GroupedProblem, num_sms: int) -> KernelConfig:
+    """Returns the candidate with the smallest modelled time. See :func:`.sm90_weight_only.choose`."""
+    is_ragged = problem.form == "ragged"
+    return _choose(
+        problem.sizes, num_sms, problem.num_b, is_ragged, problem.b_format, problem.batch_invariant
+    )
 
 
 @lru_cache(maxsize=4096)
-def choose(
+def _choose(
     sizes: tuple[tuple[int, int, int], ...],
     num_sms: int,
-    num_b: int = 1,
-    is_ragged: bool = False,
-    b_format: BlockFormat = NVFP4,
-    parts: int = 0,
+    num_b: int,
+    is_ragged: bool,
+    b_format: BlockFormat,
+    is_batch_invariant: bool,
 ) -> KernelConfig:
-    """Returns the candidate with the smallest modelled time. Takes the arguments of ``WeightOnlyFamily.choose``."""
-    tried = candidates(num_b, b_format)
-    if parts:  # one warp along K, and tiles whole, whatever the sizes
+    tried = CANDIDATES
+    if is_batch_invariant:  # one warp along K, and tiles whole, whatever the sizes
         tried = tuple(replace(config, stream_k=False) for config in tried if warps_of(config).k == 1)
     if not any(min(size) > 0 for size in sizes):
         return tried[0]
