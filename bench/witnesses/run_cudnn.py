@@ -142,7 +142,6 @@ main(
     {
         "grouped-gemm-quant": partial(bare, "grouped_gemm", "quant"),
         "grouped-gemm-srelu": partial(bare, "grouped_gemm", "srelu"),
-        "indexer-backward": partial(bare, "indexer_backward"),
         "gemm-amax": amax,
         "gemm-swiglu": swiglu,
         "rms-norm-rht": rht,

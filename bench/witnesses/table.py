@@ -14,7 +14,7 @@ NAMES: dict[tuple[str, str], tuple[str, ...]] = {
     ("b12x", "sm_120a"): ("quantize-nvfp4", "quantize-mxfp8", "gemm-nvfp4", "gemv-bf16"),
     ("cudnn", "sm_100a"): (
         "gemm-amax", "gemm-swiglu", "rms-norm-rht", "rms-norm", "layer-norm", "causal-conv1d", "vision-rope-backward",
-        "nsa-selection", "grouped-gemm-quant", "grouped-gemm-srelu", "indexer-backward",
+        "nsa-selection", "grouped-gemm-quant", "grouped-gemm-srelu",
     ),
     ("flashinfer-wheel", "sm_100a"): ("top-k", "grouped-gemm-masked"),
     ("sglang", "sm_100a"): (
