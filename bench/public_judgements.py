@@ -38,12 +38,6 @@ JUDGEMENTS = (
         "that exits until another CTA takes it, so a failure needs a later CTA on the same SM.",
     ),
     Judgement(
-        "",
-        r"exit: .*tcgen05\.commit",
-        "A fault by PTX: an arrival at a barrier of a CTA that may have exited. No wrong result follows as long as no CTA "
-        "takes the shared memory at once.",
-    ),
-    Judgement(
         r"mapa",
         "exit",
         "A fault: the peer may exit before its shared memory is read. CUTLASS's guide asks for a cluster barrier at the end.",
@@ -65,6 +59,28 @@ JUDGEMENTS = (
         "proxy-fence",
         "Right by the text of PTX (8.9): `cp.async` is of the generic proxy. CUTLASS, FlashAttention 4 and FlashInfer omit the "
         "fence on silicon; a warning since.",
+    ),
+    Judgement(
+        "cudnn.*nsa-selection",
+        "shfl.sync",
+        "A fault: lanes 16 to 31 execute a shuffle whose mask names lanes 0 to 15 only: undefined in PTX.",
+    ),
+    Judgement(
+        "sglang.*(fused-a-gemm)",
+        "race",
+        "A reported fault, SGLang #37287 (`public_bugs.md`).",
+    ),
+    Judgement(
+        "sglang.*kkt|sglang.*gdn-output",
+        "race|exit|tensor-memory",
+        "Reported faults, SGLang #37288 and #37289 (`public_bugs.md`).",
+    ),
+    Judgement("flashinfer.*top-k", "race", "A reported fault, TensorRT-LLM #18338 (`public_bugs.md`)."),
+    Judgement(
+        "sglang.*dual-gemm",
+        "tensor-memory",
+        "A fault, not reported upstream that we know: the wait for parity 1 of a barrier may pass before phase 0 is complete, "
+        "so the second CTA frees tensor memory that a product uses.",
     ),
     Judgement(
         "06_softmax",

@@ -240,6 +240,24 @@ def test_a_use_of_the_registers_is_enough_before_the_end():
     assert remark(body.replace(small.save_registers(), some)) == "warning"
 
 
+def test_a_cta_exits_before_its_own_commit():
+    """Attention kernels of CUTLASS and FlashAttention do so and run: a warning."""
+    body = multiply(wait_full=wait(8))
+    assert not remarks(body, src=OPERANDS, block=128)
+    ((severity, kind, text),) = remarks(body + in_thread(0, commit(0)), src=OPERANDS, block=128)
+    assert (severity, kind) == ("warning", "exit") and "may exit before tcgen05.commit" in text
+
+
+def test_unwritten_operands_of_16_bits():
+    """Their NaN patterns spread to results that use them: a warning."""
+    copied = load(OPERANDS.nbytes) + wait(0)
+    body = multiply(wait_full=wait(8))
+    assert copied in body
+    found = remarks(body.replace(copied, ""), src=OPERANDS, block=128)
+    assert {(severity, kind) for severity, kind, _ in found} == {("warning", "uninitialised")}
+    assert all("tcgen05.mma" in text for _, _, text in found)
+
+
 def test_unwritten_accumulator_columns():
     assert_found(
         multiply(wait_full=wait(8), columns=128).replace("[%r23+0]", "[%r23+64]"),
