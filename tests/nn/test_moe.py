@@ -249,7 +249,7 @@ def test_compile_takes_the_layer_whole():
     assert torch.equal(compiled(x, logits), block(x, logits))
     torch.library.opcheck(
         torch.ops.nvfp4_cute.route.default,
-        (logits, 2, "softmax", True, None, None, 1, 1, 1.0, None, "auto"),
+        (logits, 2, "softmax", True, None, None, [1, 1], 1.0, None, "auto"),
         test_utils=("test_schema", "test_faketensor"),
     )
 
