@@ -8,6 +8,7 @@ first used.
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from nvfp4_cute.clone import find_folders as _find_folders
 from nvfp4_cute.custom_ops import register_with_torch as _register_with_torch
 
 if TYPE_CHECKING:
@@ -131,6 +132,7 @@ __all__ = [name for name in _MODULES if name not in _NEEDS_TRANSFORMERS]
 __version__: str
 """Version of the installed distribution."""
 
+_find_folders()
 _register_with_torch()
 
 

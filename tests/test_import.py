@@ -42,6 +42,7 @@ def test_importing_takes_little_and_imports_little():
         new, torch_s, ours_s = json.loads(in_new_process(code))
         times.append(ours_s / torch_s)
         names = (
+            "clone",
             "custom_ops",
             "errors",
             "experts",
@@ -74,6 +75,22 @@ def test_ops_are_registered_whichever_import_brings_torch(first):
         print(*(hasattr(torch.ops.nvfp4_cute, op) for op in ("grouped_gemm_out", "linear", "route")))
     """
     assert in_new_process(code, first).split() == ["True"] * 3
+
+
+def test_a_clone_has_all_of_the_package():
+    """Python that starts in a clone imports the package from there, even if another copy is installed."""
+    code = """
+        import sys
+        sys.meta_path[:] = [finder for finder in sys.meta_path if "editable" not in repr(finder).lower()]
+        sys.modules.pop("nvfp4_cute", None)
+        sys.path.insert(0, sys.argv[1])
+        from nvfp4_cute import bench, kernels, problems
+        from nvfp4_cute.kernels import common
+        print(*(module.__path__[0] for module in (kernels, common, problems, bench)))
+    """
+    root = Path(__file__).parents[1]
+    found = [Path(one) for one in in_new_process(code, str(root)).split()]
+    assert found == [root / one for one in ("kernels", "kernels/common", "problems", "bench")]
 
 
 def test_version_is_that_of_the_distribution():

@@ -31,7 +31,17 @@ FOLDERS = {
 
 # Lowest first. A module imports from its own row and from rows above it in this list, never from below.
 LAYERS = (
-    ("activation", "errors", "custom_ops", "env", "launch_table", "private_api", "terminal", "child_process"),
+    (
+        "activation",
+        "errors",
+        "custom_ops",
+        "env",
+        "launch_table",
+        "private_api",
+        "terminal",
+        "child_process",
+        "clone",
+    ),
     ("emulator",),
     ("timing",),
     ("batch_invariance", "formats", "gpus"),

@@ -8,9 +8,9 @@ from functools import cached_property
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 
+from nvfp4_cute import clone
+
 PACKAGE = "nvfp4_cute"
-# Top-level folders of the repository that are submodules for Python (pyproject.toml).
-MAPPED_FOLDERS = ("kernels", "problems", "bench")
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
 COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 
@@ -80,7 +80,7 @@ class Module:
     def label(self) -> str:
         """Path in the repository, for example ``kernels/sm100/load.py``."""
         parts = self.name.split(".")
-        folder = "/".join(parts[1:] if parts[1:2] and parts[1] in MAPPED_FOLDERS else parts)
+        folder = "/".join(parts[1:] if parts[1:2] and parts[1] in clone.FOLDERS else parts)
         return folder + ("/__init__.py" if self.path.name == "__init__.py" else ".py")
 
     def definition_of(self, name: str) -> Definition | None:
