@@ -38,6 +38,33 @@ def _(x, weight, weight_scale, alpha, input_scale, finds_scale, mode, out_dtype,
 linear.register_autograd(refuse_backward)
 
 
+@custom_op("nvfp4_cute::linear_of_format", mutates_args=())
+def linear_of_format(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    scale: torch.Tensor,
+    bias: torch.Tensor | None,
+    format: str,
+    mode: str,
+    out_dtype: torch.dtype,
+    backend: str,
+) -> torch.Tensor:
+    """Runs ``nn.products.product_of_format``. ``format`` is a name."""
+    from nvfp4_cute.formats.block_format import format_named
+    from nvfp4_cute.nn.products import product_of_format
+
+    run: Operation = product_of_format
+    return run(x, weight, scale, bias, format_named(format), mode, out_dtype, backend)
+
+
+@linear_of_format.register_fake
+def _(x, weight, scale, bias, format, mode, out_dtype, backend):
+    return x.new_empty((x.shape[0], weight.shape[0]), dtype=out_dtype)
+
+
+linear_of_format.register_autograd(refuse_backward)
+
+
 @custom_op("nvfp4_cute::gated_mlp", mutates_args=())
 def gated_mlp(
     x: torch.Tensor,

@@ -26,14 +26,13 @@ from nvfp4_cute.formats.exact_fp8 import mxfp4_as_fp8, mxfp4_for_fp8
 from nvfp4_cute.formats.global_scale import PER_ROW, is_per_row
 from nvfp4_cute.nn import options as options_of
 from nvfp4_cute.nn import prepare, state
-from nvfp4_cute.nn.activations import Activations, LayerMode, check_activations, layer_mode, rows_format
+from nvfp4_cute.nn.activations import Activations, LayerMode, check_activations, layer_mode
 from nvfp4_cute.nn.decoded import Decoded, decoded_linear, is_for_kept
-from nvfp4_cute.nn.products import KERNEL_DTYPE, aligned, product, result_dtype
+from nvfp4_cute.nn.products import KERNEL_DTYPE, product, product_of_format, result_dtype
 from nvfp4_cute.nn.weights import check_weight, has_products, kept_bias, scales_of, words_of, zeros
 from nvfp4_cute.operands import rules
 from nvfp4_cute.ops.dequantize import dequantize
 from nvfp4_cute.ops.parts.dequantized import by_casts
-from nvfp4_cute.ops.parts.gemm import gemm
 from nvfp4_cute.ops.quantize import quantize
 from nvfp4_cute.problem import OUT_DTYPES
 
@@ -358,17 +357,13 @@ class QuantizedLinear(state.Picklable):
 
     def _of_format(self, x: torch.Tensor) -> torch.Tensor:
         """Multiplies weights in other formats than NVFP4, which have no global scales."""
-        (rows, dtype), bias, format = self.rows(x), self.bias_now(), self.format
-        weight, scale, backend = self.packed_weight, self.scale, self.backend
-        options: dict[str, Any] = {"bias": bias, "b_format": format, "out_dtype": dtype, "backend": backend}
-        if self.mode != "16bit":
-            own = rows_format(format)
-            q = quantize(rows, format=own, backend=backend)
-            y = gemm(q.data, weight, q.scale, scale, a_format=own, **options)
+        rows, dtype = self.rows(x)
+        parts, how = (rows, self.packed_weight, self.scale, self.bias_now()), (self.mode, dtype, self.backend)
+        if private_api.is_traced():
+            y = torch.ops.nvfp4_cute.linear_of_format(*parts, self.format.name, *how)
         else:
-            rows = rows.contiguous() if private_api.is_traced() else aligned(rows)
-            y = gemm(rows, weight, None, scale, **options)
-        return y.reshape(*x.shape[:-1], self.out_features)
+            y = product_of_format(*parts, self.format, *how)
+        return y if x.ndim == 2 else y.reshape(*x.shape[:-1], self.out_features)
 
     def bias_now(self) -> torch.Tensor | None:
         """Returns the bias for ``gemm``. Under torch.nn.utils.parametrize or prune it is not a parameter.

@@ -7,10 +7,10 @@ import torch
 from nvfp4_cute.backends.calls import chain, chain_of_rows
 from nvfp4_cute.batch_invariance import is_batch_invariant, refuse_found_scales
 from nvfp4_cute.experts.checks import format_of_rows, has_row_scales
-from nvfp4_cute.formats.block_format import TMA_ALIGN_BYTES
+from nvfp4_cute.formats.block_format import TMA_ALIGN_BYTES, BlockFormat
 from nvfp4_cute.formats.block_scaled import BlockScaledTensor
 from nvfp4_cute.formats.global_scale import PER_ROW
-from nvfp4_cute.nn.activations import Mode
+from nvfp4_cute.nn.activations import LayerMode, Mode, rows_format
 from nvfp4_cute.ops.global_scale import find_global_scale
 from nvfp4_cute.ops.parts.dual_gemm import dual_gemm
 from nvfp4_cute.ops.parts.gemm import gemm
@@ -95,6 +95,37 @@ def _product(
         q.data, weight, q.scale, weight_scale, alpha,
         row_scale=_row_scale(q, mode), bias=bias, out_dtype=out_dtype, early_weights=True, backend=backend,
     )  # fmt: skip
+
+
+def product_of_format(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    scale: torch.Tensor,
+    bias: torch.Tensor | None,
+    format: BlockFormat,
+    mode: LayerMode,
+    out_dtype: torch.dtype,
+    backend: str,
+) -> torch.Tensor:
+    """Computes ``x @ W^T + bias`` with weights in formats that have no global scales, [M, N]. Raises as :func:`product` does.
+
+    Args:
+        x: [M, K], float16 or bfloat16, or what ``quantize`` takes. Mode "16bit" multiplies it, others quantize it.
+        weight, scale: codes of the weights, and scales in the layout of kernels.
+        bias, format, out_dtype, backend: see ``gemm``; ``format`` is that of the weights.
+        mode: "16bit", or the format to which rows are quantized.
+    """
+    how = format, mode, out_dtype, backend
+    return chain_of_rows(backend, _product_of_format, 1, x, weight, scale, bias, *how)
+
+
+def _product_of_format(x, weight, scale, bias, format, mode, out_dtype, backend) -> torch.Tensor:
+    options: dict[str, Any] = {"bias": bias, "b_format": format, "out_dtype": out_dtype, "backend": backend}
+    if mode == "16bit":
+        return gemm(aligned(x), weight, None, scale, **options)
+    own = rows_format(format)
+    q = quantize(x, format=own, backend=backend)
+    return gemm(q.data, weight, q.scale, scale, a_format=own, **options)
 
 
 def _format(mode: Mode) -> Any:

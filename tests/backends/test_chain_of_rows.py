@@ -40,14 +40,23 @@ def some_rows(rows, k=K, dtype=torch.bfloat16):
     return torch.randn(rows, k).to(dtype)
 
 
-def linear(activations, bias=True):
-    """Arguments of a layer's product for some rows, without what ``QuantizedLinear`` does around it."""
+def linear(activations, bias=True, out_dtype=torch.bfloat16):
+    """A layer's product without what ``QuantizedLinear`` does around it, and its arguments for some rows."""
     scale = {"input_scale": 0.01} if activations == "nvfp4" else {}
     plain = torch.nn.Linear(K, N, bias=bias).bfloat16()
     layer = QuantizedLinear.from_linear(plain, activations=activations, **scale)
     given = layer.given_input_scale()
-    parts = *layer.parts(given), given, False, layer.mode, torch.bfloat16, "auto", layer.bias_now()
+    parts = *layer.parts(given), given, False, layer.mode, out_dtype, "auto", layer.bias_now()
     return products.product, lambda x: (x, *parts)
+
+
+def of_format(format, activations):
+    """A call of a layer with weights in a format without global scales, and its arguments for some rows."""
+    plain = torch.nn.Linear(2 * K, N).bfloat16()
+    layer = QuantizedLinear.from_linear(plain, format=format, activations=activations)
+    parts = layer.packed_weight, layer.scale, layer.bias_now()
+    how = layer.format, layer.mode, torch.bfloat16, "auto"
+    return products.product_of_format, lambda x: (torch.cat([x, x], 1), *parts, *how)
 
 
 def experts(activations, bias=False):
@@ -89,6 +98,9 @@ def python_calls(call, arguments, monkeypatch):
 KINDS = [
     pytest.param(lambda: linear("nvfp4"), MOST_OF_LINEAR, id="linear, nvfp4"),
     pytest.param(lambda: linear("16bit"), MOST_OF_LINEAR, id="linear, 16bit"),
+    pytest.param(lambda: of_format("mxfp4", "16bit"), MOST_OF_LINEAR, id="linear, mxfp4"),
+    pytest.param(lambda: of_format("fp8_128x128", "fp8"), MOST_OF_LINEAR, id="linear, fp8"),
+    pytest.param(lambda: of_format("int8", "int8"), MOST_OF_LINEAR, id="linear, int8"),
     pytest.param(lambda: experts("nvfp4"), MOST_OF_EXPERTS, id="experts, nvfp4"),
     pytest.param(lambda: experts("16bit"), MOST_OF_EXPERTS, id="experts, 16bit"),
     pytest.param(lambda: experts("nvfp4", bias=True), MOST_OF_EXPERTS, id="experts with biases"),
@@ -109,13 +121,14 @@ def test_one_preparation_for_a_range_of_rows(h100, monkeypatch, make, most):
     assert python_calls(call, given(some_rows(70)), monkeypatch) <= most
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 @pytest.mark.parametrize("bias", [False, True])
-def test_dequantized_weights_serve_any_number_of_rows(h100, monkeypatch, bias):
+def test_dequantized_weights_serve_any_number_of_rows(h100, monkeypatch, bias, dtype):
     """The launch of one layer is prepared once for all ranges; torch multiplies the rows of the call, also under autocast."""
     monkeypatch.setattr(dequantized, "dequantizes_first", lambda *_: True)
     planned, plan = [], backends.planned
     monkeypatch.setattr(backends, "planned", lambda *given: planned.append(1) or plan(*given))
-    call, given = linear("16bit", bias)
+    call, given = linear("16bit", bias, dtype)
     for rows in (67, 66, 128, 300):
         arguments = given(some_rows(rows))
         got = call(*arguments)

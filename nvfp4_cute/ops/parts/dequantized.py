@@ -17,7 +17,7 @@ A bias is rounded to the dtype of 16-bit results before it is added to float32 s
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -104,16 +104,16 @@ def is_plain(
 ) -> bool:
     """Returns whether :func:`multiply_plain` multiplies these operands, for which :func:`is_for_gemm` holds.
 
-    It multiplies a single batch with results in the dtype of ``a``, while no gradients are recorded and autocast is off.
+    It multiplies a single batch with new results, while no gradients are recorded and autocast is off.
 
     Args:
         a, b, b_format, out_dtype: see :func:`is_for_gemm`.
         alpha, bias: see ``gemm``; not yet checked.
         out: the tensor to write, or None.
     """
-    if out is not None or out_dtype != a.dtype or a.ndim != 2 or b.ndim != 2 or _is_by_torch(b_format):
+    if out is not None or a.ndim != 2 or b.ndim != 2 or _is_by_torch(b_format):
         return False
-    if alpha is not None and not (_folds(a.dtype, b_format) and isinstance(alpha, torch.Tensor)):
+    if alpha is not None and not (isinstance(alpha, torch.Tensor) and alpha.numel() == 1):
         return False
     if bias is not None and not (
         isinstance(bias, torch.Tensor)
@@ -138,6 +138,7 @@ def multiply_plain(
     alpha: torch.Tensor | None,
     bias: torch.Tensor | None,
     b_format: BlockFormat,
+    out_dtype: torch.dtype,
     scale_layout: ScaleLayout,
     backend: str,
 ) -> torch.Tensor:
@@ -147,33 +148,51 @@ def multiply_plain(
     different one in each step.
 
     Args:
-        a, b, b_scale, alpha, bias, b_format, scale_layout, backend: see ``gemm``.
+        a, b, b_scale, alpha, bias, b_format, out_dtype, scale_layout, backend: see ``gemm``.
     """
+    is_rounded = out_dtype == a.dtype and (alpha is None or _folds(a.dtype, b_format))
+    factor = alpha if is_rounded else None  # others multiply float32 sums
 
     def check() -> tuple[Task, list[torch.Tensor]]:
         product, _ = check_weight_only(
-            a, b, b_scale, alpha, b_format, None, ("a", "b", "b_scale"), a.dtype, scale_layout, bias
+            a, b, b_scale, alpha, b_format, None, ("a", "b", "b_scale"), out_dtype, scale_layout, bias
         )
         weights = torch.empty((1, len(b), a.shape[1]), dtype=a.dtype, device=a.device)
-        return DequantizeTask(_whole(product.b, product.alpha), weights), [weights]
+        return DequantizeTask(_whole(product.b, product.alpha if is_rounded else None), weights), [weights]
 
-    inputs = [b, b_scale] if alpha is None else [b, b_scale, alpha]
+    inputs = [b, b_scale] if factor is None else [b, b_scale, factor]
     settings = ("dequantized", b_format, a.dtype, scale_layout)
     (weights,) = call(backend, settings, inputs, [], check)
     if is_planning():
         outside_of_launches()
-        return a.new_empty((len(a), len(b)))
-    return by_torch(_rounded_product, a, weights, bias)
+        return a.new_empty((len(a), len(b)), dtype=out_dtype)
+    sums_in = None if is_rounded else out_dtype
+    return by_torch(partial(_product, sums_in), a, weights, None if is_rounded else alpha, bias)
 
 
-def _rounded_product(a: torch.Tensor, weights: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-    """Returns ``a @ weights[0].T + bias`` in the dtype of ``a``, also under autocast."""
+def _product(
+    sums_in: torch.dtype | None,
+    a: torch.Tensor,
+    weights: torch.Tensor,
+    alpha: torch.Tensor | None,
+    bias: torch.Tensor | None,
+) -> torch.Tensor:
+    """Returns ``alpha * a @ weights[0].T + bias``, also under autocast.
+
+    sums_in: dtype of the result of float32 sums; None for a product in the dtype of ``a``.
+    """
     if torch.is_autocast_enabled(a.device.type):
         with _as_it_is(a.device):
-            return _rounded_product(a, weights, bias)
-    if bias is None:
-        return torch.mm(a, weights[0].t())
-    return torch.addmm(bias.to(a.dtype), a, weights[0].t())
+            return _product(sums_in, a, weights, alpha, bias)
+    if sums_in is None:
+        w = weights[0].t()
+        return torch.mm(a, w) if bias is None else torch.addmm(bias.to(a.dtype), a, w)
+    sums = _float32_sums(a[None], weights)[0]
+    if alpha is not None:
+        sums *= alpha.view(())
+    if bias is not None:
+        sums += bias
+    return sums.to(sums_in)
 
 
 def multiply(product: Product, backend: str) -> None:

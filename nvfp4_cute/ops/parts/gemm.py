@@ -114,7 +114,8 @@ def gemm(
     if is_weight_only and dequantized.is_for_gemm(a, b, b_format, out_dtype, backend):
         check_early_weights(early_weights)
         if dequantized.is_plain(a, b, alpha, bias, b_format, out, out_dtype):
-            return dequantized.multiply_plain(a, b, b_scale, alpha, bias, b_format, scale_layout, backend)
+            how: Any = (b_format, out_dtype, scale_layout, backend)
+            return dequantized.multiply_plain(a, b, b_scale, alpha, bias, *how)
         product, result = products.check_weight_only(
             a, b, b_scale, alpha, b_format, out, ("a", "b", "b_scale"), out_dtype, scale_layout, bias
         )
