@@ -11,9 +11,9 @@ from typing import Any
 
 import torch
 
-from nvfp4_cute import BlockScaledTensor, quantize
+from nvfp4_cute import quantize
 from nvfp4_cute.formats import block_scaled
-from nvfp4_cute.formats.block_format import MXFP4, MXFP8, BlockFormat
+from nvfp4_cute.formats.block_format import MXFP4, MXFP8
 from nvfp4_cute.formats.block_format import NVFP4 as NVFP4_FORMAT
 from nvfp4_cute.formats.scale_layout import from_blocked, to_blocked
 from nvfp4_cute.ops.parts import gemm, gemv, grouped_dual_gemm, grouped_gemm, grouped_quantize
@@ -26,7 +26,7 @@ from nvfp4_cute.reference import grouped_dual_gemm_reference, grouped_gemm_refer
 MAX_M, MAX_N, MAX_K, MAX_GROUPS = 300, 384, 1024, 3
 POISON_BYTE = 0xFE  # NaN in every float format
 SLACK = 5
-"""Rows after the last group of the ragged form, which stay unwritten."""
+"""Rows after the last group of the ragged form, and after every group of the masked form, which stay unwritten."""
 # Sizes that no tile divides: more than a tile, one row, no row, and a K that ends inside a K tile.
 AWKWARD_LIST = ((131, 208, 544), (1, 80, 96), (0, 144, 64), (70, 336, 288))
 AWKWARD_ROWS, AWKWARD_NK = (131, 1, 0, 37), (208, 544)
@@ -35,6 +35,9 @@ DUAL_NK = (256, 544)
 FORMS: tuple[Form, ...] = ("list", "ragged")
 
 Tensors = list[torch.Tensor]
+Sizes = Sequence[tuple[int, int, int]]
+Compute = Callable[[Callable[[Any], Any], dict[str, Any]], Tensors]
+"""(what moves operands to a device, backend and config) -> outputs on the CPU, including the poison around them."""
 
 
 @dataclass(frozen=True)
@@ -43,258 +46,195 @@ class Problem:
 
     Attributes:
         text: description for people.
-        run: (backend, device) -> outputs on the CPU, including the poison around them.
-        expected: expected outputs.
+        compute: computes the outputs.
+        config: config of the kernel, or None; the reference has none.
+        expected: expected outputs; None for those of the reference.
         bound: None if every bit must be equal; else (results) -> why they are too far off, or None.
     """
 
     text: str
-    run: Callable[[str, str], Tensors]
-    expected: Callable[[], Tensors]
+    compute: Compute
+    config: KernelConfig | None = None
+    expected: Callable[[], Tensors] | None = None
     bound: Callable[[Tensors], str | None] | None = None
 
     def failure(self, backend: str, device: str) -> str | None:
         """Returns why the results of a backend are wrong, or None."""
-        got = self.run(backend, device)
+        how = {"backend": backend} | ({"config": self.config} if self.config else {})
+        got = self.compute(lambda value: _to(value, device), how)
         if self.bound is not None:
             return self.bound(got)
+        want = (
+            self.expected() if self.expected else self.compute(lambda value: value, {"backend": "reference"})
+        )
         flat = lambda tensors: [t.reshape(-1, t.shape[-1] if t.ndim else 1) for t in tensors]
-        return difference(flat(got), flat(self.expected()))
+        return difference(flat(got), flat(want))
 
 
 # ---- operands --------------------------------------------------------------------------------------------------
 def _to(value: Any, device: str) -> Any:
-    if isinstance(value, torch.Tensor):
-        return value.to(device)
-    return [_to(v, device) for v in value] if isinstance(value, list) else value
+    if isinstance(value, dict):
+        return {name: _to(item, device) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)(_to(item, device) for item in value)
+    return value.to(device) if isinstance(value, torch.Tensor) else value
 
 
-def _poisoned(*shape: int, dtype: torch.dtype, device: str) -> torch.Tensor:
-    out = torch.empty(shape, dtype=dtype, device=device)
+def _poisoned(*shape: int, dtype: torch.dtype) -> torch.Tensor:
+    out = torch.empty(shape, dtype=dtype)
     out.view(torch.uint8).fill_(POISON_BYTE)
     return out
 
 
-def _grouped(dice: Dice, sizes: Sequence[tuple[int, int, int]], num_b: int = 1) -> dict[str, list[Any]]:
-    """Returns operands of the list form: a, a_scale, and b0, b0_scale, ... for each weight."""
-    operands: dict[str, list[Any]] = {
-        "a": [dice.values(m, k) for m, _, k in sizes],
-        "a_scale": [dice.scales(m, k) for m, _, k in sizes],
-    }
-    for i in range(num_b):
-        operands[f"b{i}"] = [dice.values(n, k) for _, n, k in sizes]
-        operands[f"b{i}_scale"] = [dice.scales(n, k) for _, n, k in sizes]
-    return operands
+def _drawn(dice: Dice, sizes: Sizes, num_b: int = 1) -> list[tuple[Tensors, Tensors]]:
+    """Returns data and scales of every group, of ``a`` and of each weight."""
+    sides = [[(m, k) for m, _, k in sizes], *[[(n, k) for _, n, k in sizes]] * num_b]
+    return [([dice.values(*x) for x in side], [dice.scales(*x) for x in side]) for side in sides]
 
 
-def _valid(t: BlockScaledTensor, m: int, n: int) -> Tensors:
-    """Returns data and the scales of real rows, the defined parts of a quantized result."""
-    scale = from_blocked(t.scale.cpu().view(torch.uint8), m, t.format.padded_scale_shape(m, n)[1])
-    return [t.data.cpu().view(torch.uint8)[:m], scale]
+def _most(sizes: Sizes) -> int:
+    """Returns the rows that a group of the masked form has room for."""
+    return max(*(m for m, _, _ in sizes), 1) + SLACK
 
 
-def _valid_groups(
-    data: torch.Tensor, scale: torch.Tensor, rows: Sequence[int], n: int, format: BlockFormat
-) -> Tensors:
-    """Returns data and scales of real rows for every group of the ragged form, whose scales start with a row of atoms each."""
-    blocks_k = -(-n // format.atom_k)
-    found, row, atom = [], 0, 0
-    scale = scale.cpu().view(torch.uint8).reshape(-1, blocks_k, 32, 4, 4)
-    for m in rows:
-        atoms = -(-m // 128)
-        found.append(data.cpu().view(torch.uint8)[row : row + m])
-        if m:
-            found.append(from_blocked(scale[atom : atom + atoms], m, 4 * blocks_k))
-        row, atom = row + m, atom + atoms
-    return found
-
-
-# ---- grouped GEMM ----------------------------------------------------------------------------------------------
-def list_problem(
-    dice: Dice, sizes: Sequence[tuple[int, int, int]], dtype: OutDtype, config: KernelConfig | None = None
-) -> Problem:
-    """Makes a grouped GEMM in list form; its outputs lie in one poisoned tensor with a gap after each."""
-    operands = _grouped(dice, sizes)
-    alpha = dice.factors(len(sizes)) if config is None and dice.choose((False, True)) else None
-
-    def run(backend: str, device: str, config: KernelConfig | None = config) -> Tensors:
-        a, b, a_scale, b_scale = (_to(operands[name], device) for name in ("a", "b0", "a_scale", "b0_scale"))
-        options: dict[str, Any] = {"alpha": _to(alpha, device), "backend": backend, "config": config}
-        if not isinstance(dtype, torch.dtype):
-            made: Any = grouped_gemm(a, b, a_scale, b_scale, out_dtype=dtype, **options)
-            return [part for t, (m, n, _) in zip(made, sizes, strict=True) if m for part in _valid(t, m, n)]
-        elements = [m * n + 64 for m, n, _ in sizes]  # 64 more keep outputs 128-byte aligned, or better
-        elements = [-(-count // 64) * 64 for count in elements]
-        whole = _poisoned(sum(elements), dtype=dtype, device=device)
-        out = [part[: m * n].view(m, n) for part, (m, n, _) in zip(whole.split(elements), sizes, strict=True)]
-        grouped_gemm(a, b, a_scale, b_scale, out=out, out_dtype=dtype, **options)
-        return [whole.cpu()]
-
-    return Problem(
-        f"grouped_gemm list {list(sizes)} {dtype} alpha={alpha is not None}",
-        run,
-        lambda: run("reference", "cpu", None),
-    )
-
-
-def ragged_problem(
-    dice: Dice, rows: Sequence[int], n: int, k: int, dtype: OutDtype, config: KernelConfig | None = None
-) -> Problem:
-    """Makes a grouped GEMM in ragged form, with rows after the last group."""
-    operands = _grouped(dice, [(m, n, k) for m in rows])
-    a, a_scale = _ragged_rows(operands, k)
-    b, b_scale = torch.stack(operands["b0"]), torch.stack([s.flatten() for s in operands["b0_scale"]])
-    offs = torch.tensor(list(accumulate(rows)), dtype=torch.int32)
-    alpha = dice.factors(len(rows)) if config is None and dice.choose((False, True)) else None
-
-    def run(backend: str, device: str, config: KernelConfig | None = config) -> Tensors:
-        given = [_to(t, device) for t in (a, b, a_scale, b_scale, offs, alpha)]
-        if not isinstance(dtype, torch.dtype):
-            made = grouped_gemm(*given, out_dtype=dtype, backend=backend, config=config)
-            return _valid_groups(made[0], made[1], rows, n, RESULT_FORMATS[dtype])
-        out = _poisoned(len(a), n, dtype=dtype, device=device)
-        grouped_gemm(*given, out=out, out_dtype=dtype, backend=backend, config=config)
-        return [out.cpu()]
-
-    text = f"grouped_gemm ragged {list(rows)} x {n} x {k} {dtype} alpha={alpha is not None}"
-    return Problem(text, run, lambda: run("reference", "cpu", None))
-
-
-def _ragged_rows(operands: dict[str, list[Any]], k: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Returns rows of all groups and ``SLACK`` more, and their scales."""
-    a = torch.cat([*operands["a"], torch.full((SLACK, NVFP4_FORMAT.row_bytes(k)), 0x77, dtype=torch.uint8)])
-    flat = [s.view(torch.uint8).flatten() for s in operands["a_scale"]]
+def _arguments(
+    form: Form, operands: list[tuple[Tensors, Tensors]], sizes: Sizes
+) -> tuple[list[Any], dict[str, Any]]:
+    """Returns data of all operands and then their scales as a form takes them, and the groups' sizes."""
+    (a, a_scale), *weights = operands
+    if form == "list":
+        return [side[i] for i in (0, 1) for side in operands], {}
+    joined = [(torch.stack(b), torch.stack([s.flatten() for s in scale])) for b, scale in weights]
+    rows = torch.tensor([m for m, _, _ in sizes], dtype=torch.int32)
+    if form == "masked":
+        joined = [(torch.stack(a), torch.stack([s.flatten() for s in a_scale])), *joined]
+        return [side[i] for i in (0, 1) for side in joined], {"masked_m": rows}
+    k = sizes[0][2]
     # NaN for rows outside all groups, zeros in padding columns: kernels multiply the columns after the last block by
     # zeros.
     nan = torch.full((NVFP4_FORMAT.scale_atom[0], NVFP4_FORMAT.num_k_blocks(k)), 0x7F, dtype=torch.uint8)
-    return a, torch.cat([*flat, to_blocked(nan).flatten()])
+    data = torch.cat([*a, torch.full((SLACK, NVFP4_FORMAT.row_bytes(k)), 0x77, dtype=torch.uint8)])
+    scales = torch.cat([*(s.view(torch.uint8).flatten() for s in a_scale), to_blocked(nan).flatten()])
+    joined = [(data, scales), *joined]
+    return [side[i] for i in (0, 1) for side in joined], {"offs": rows.cumsum(0).int()}
 
 
-def masked_problem(dice: Dice, rows: Sequence[int], n: int, k: int, dtype: torch.dtype) -> Problem:
-    """Makes a grouped GEMM in masked form; rows after a group's own rows hold poison before and after."""
-    most = max(*rows, 1) + SLACK
-    operands = _grouped(dice, [(most, n, k)] * len(rows))
-    a, b = torch.stack(operands["a"]), torch.stack(operands["b0"])
-    scales = [torch.stack([s.flatten() for s in operands[side]]) for side in ("a_scale", "b0_scale")]
-    masked_m = torch.tensor(rows, dtype=torch.int32)
-
-    def run(backend: str, device: str) -> Tensors:
-        out = _poisoned(len(rows), most, n, dtype=dtype, device=device)
-        given = [_to(t, device) for t in (a, b, *scales)]
-        grouped_gemm(*given, masked_m=masked_m.to(device), out=out, out_dtype=dtype, backend=backend)
-        return [out.cpu()]
-
-    text = f"grouped_gemm masked {list(rows)} of {most} x {n} x {k} {dtype}"
-    return Problem(text, run, lambda: run("reference", "cpu"))
+# ---- results ---------------------------------------------------------------------------------------------------
+def _outputs(form: Form, sizes: Sizes, dtype: torch.dtype) -> tuple[torch.Tensor, Any]:
+    """Returns poisoned memory, and the output of a form in it. Lists have a gap after each output."""
+    n = sizes[0][1]
+    if form == "list":
+        elements = [-(-(m * n + 64) // 64) * 64 for m, n, _ in sizes]  # all 128-byte aligned, or better
+        whole = _poisoned(sum(elements), dtype=dtype)
+        parts = zip(whole.split(elements), sizes, strict=True)
+        return whole, [part[: m * n].view(m, n) for part, (m, n, _) in parts]
+    shape = (len(sizes), _most(sizes), n) if form == "masked" else (sum(m for m, _, _ in sizes) + SLACK, n)
+    whole = _poisoned(*shape, dtype=dtype)
+    return whole, whole
 
 
-def gemm_problem(dice: Dice, m: int, n: int, k: int, batches: int, dtype: torch.dtype) -> Problem:
-    """Makes a ``gemm`` problem of one matrix or a batch."""
-    operands = _grouped(dice, [(m, n, k)] * batches)
-    a, b = (torch.stack(operands[side]).permute(1, 2, 0) for side in ("a", "b0"))
-    scales = [torch.stack(operands[side]) for side in ("a_scale", "b0_scale")]
+def _moved(
+    form: Form, sizes: Sizes, dtype: torch.dtype, move: Callable[[Any], Any]
+) -> tuple[torch.Tensor, Any]:
+    """Returns ``_outputs`` on a device."""
+    whole, out = _outputs(form, sizes, dtype)
+    there = move(whole)
+    if form != "list":
+        return there, there
+    return there, [there.as_strided(t.shape, t.stride(), t.storage_offset()) for t in out]
 
-    def run(backend: str, device: str) -> Tensors:
-        whole = _poisoned(batches, m + 1, n, dtype=dtype, device=device)
-        out = whole[:, :m].permute(1, 2, 0)
-        moved = [t.to(device) for t in (a, b)]
-        gemm(*moved, *(s.to(device) for s in scales), out=out, out_dtype=dtype, backend=backend)
+
+def _defined(made: Any, form: Form, sizes: Sizes, name: str) -> Tensors:
+    """Returns data and scales of the real rows of every group's quantized results."""
+    format, found, row, atom = RESULT_FORMATS[name], [], 0, 0
+    for g, (m, n, _) in enumerate(sizes):
+        atoms, columns = -(-m // 128), 4 * -(-n // format.atom_k)
+        if form == "list":
+            data, scale = made[g].data, made[g].scale.view(torch.uint8)
+        else:  # every group's scales start with a row of atoms
+            every = made[1].view(torch.uint8).reshape(-1, columns // 4, 32, 4, 4)
+            data, scale = made[0][row : row + m], every[atom : atom + atoms]
+        row, atom = row + m, atom + atoms
+        if m:
+            found += [data.cpu().view(torch.uint8)[:m], from_blocked(scale.cpu(), m, columns)]
+    return found
+
+
+# ---- grouped and dual GEMM -------------------------------------------------------------------------------------
+def grouped_problem(
+    dice: Dice, form: Form, sizes: Sizes, dtype: OutDtype, config: KernelConfig | None = None
+) -> Problem:
+    """Makes a grouped GEMM; ragged and masked groups have one N and one K."""
+    drawn = [(_most(sizes), n, k) for _, n, k in sizes] if form == "masked" else sizes
+    given, ends = _arguments(form, _drawn(dice, drawn), sizes)
+    alpha = dice.factors(len(sizes)) if config is None and dice.choose((False, True)) else None
+
+    def compute(move: Callable[[Any], Any], how: dict[str, Any]) -> Tensors:
+        options = {"alpha": move(alpha), "out_dtype": dtype, **move(ends), **how}
+        if not isinstance(dtype, torch.dtype):
+            return _defined(grouped_gemm(*move(given), **options), form, sizes, dtype)
+        whole, out = _moved(form, sizes, dtype, move)
+        grouped_gemm(*move(given), out=out, **options)
         return [whole.cpu()]
 
-    text = f"gemm {m} x {n} x {k}, {batches} batches, {dtype}"
-    return Problem(text, run, lambda: run("reference", "cpu"))
+    text = f"grouped_gemm {form} {list(sizes)} {dtype} alpha={alpha is not None}"
+    return Problem(text, compute, config)
 
 
-# ---- dual GEMM -------------------------------------------------------------------------------------------------
 def dual_problem(
     dice: Dice,
-    sizes: Sequence[tuple[int, int, int]],
+    sizes: Sizes,
     dtype: OutDtype,
     form: Form = "list",
     activation: str = "relu2",
     config: KernelConfig | None = None,
 ) -> Problem:
     """Makes a gated dual GEMM in list or ragged form. relu2 has only one right result: the fp32 operations in their order."""
-    operands = _grouped(dice, sizes, 2)
+    operands = _drawn(dice, sizes, 2)
     alphas = [torch.tensor([2.0**-6] * len(sizes)), torch.tensor([2.0**-5] * len(sizes))]
-    rows = [m for m, _, _ in sizes]
+    given, ends = _arguments(form, operands, sizes)
 
-    def run(backend: str, device: str) -> Tensors:
-        options: dict[str, Any] = {"activation": activation, "backend": backend, "config": config}
-        factors = [t.to(device) for t in alphas]
-        if form == "ragged":
-            n, k = sizes[0][1:]
-            a, a_scale = _ragged_rows(operands, k)
-            stack = lambda name: torch.stack(operands[name]).to(device)
-            flat = lambda name: torch.stack([s.flatten() for s in operands[name]]).to(device)
-            offs = torch.tensor(list(accumulate(rows)), dtype=torch.int32, device=device)
-            given = (
-                a.to(device),
-                stack("b0"),
-                stack("b1"),
-                a_scale.to(device),
-                flat("b0_scale"),
-                flat("b1_scale"),
-            )
-            if not isinstance(dtype, torch.dtype):
-                made = grouped_dual_gemm(*given, *factors, offs=offs, out_dtype=dtype, **options)
-                return _valid_groups(made[0], made[1], rows, n, RESULT_FORMATS[dtype])
-            out = _poisoned(len(a), n, dtype=dtype, device=device)
-            grouped_dual_gemm(*given, *factors, offs=offs, out=out, out_dtype=dtype, **options)
-            return [part.cpu() for part in out.split([*rows, SLACK])]
-        names = ("a", "b0", "b1", "a_scale", "b0_scale", "b1_scale")
-        made = grouped_dual_gemm(
-            *(_to(operands[name], device) for name in names), *factors, out_dtype=dtype, **options
-        )
+    def compute(move: Callable[[Any], Any], how: dict[str, Any]) -> Tensors:
+        options = {"activation": activation, "out_dtype": dtype, **move(ends), **how}
         if not isinstance(dtype, torch.dtype):
-            return [part for t, (m, n, _) in zip(made, sizes, strict=True) if m for part in _valid(t, m, n)]
-        return [t.cpu() for t in made]
+            return _defined(grouped_dual_gemm(*move(given), *move(alphas), **options), form, sizes, dtype)
+        whole, out = _moved(form, sizes, dtype, move)
+        grouped_dual_gemm(*move(given), *move(alphas), out=out, **options)
+        return [whole.cpu()] if activation == "relu2" else [t.cpu() for t in out]
 
     def expected() -> Tensors:
-        found: Tensors = []
-        for x in _relu2(operands, alphas):
-            if isinstance(dtype, torch.dtype):
-                found.append(x.to(dtype))
-                continue
-            format = RESULT_FORMATS[dtype]
-            want = block_scaled.quantize(x, format=format) if len(x) else None
-            found += _valid(want, *x.shape) if want is not None else []
-            if want is None and form == "ragged":
-                found.append(torch.empty((0, format.row_bytes(x.shape[1])), dtype=torch.uint8))
-        if isinstance(dtype, torch.dtype) and form == "ragged":
-            found.append(_poisoned(SLACK, sizes[0][1], dtype=dtype, device="cpu"))
-        return found
+        wants = list(_relu2(operands, alphas))
+        if not isinstance(dtype, torch.dtype):
+            made = [block_scaled.quantize(x, format=RESULT_FORMATS[dtype]) if len(x) else None for x in wants]
+            return _defined(made, "list", [(len(x), x.shape[1], 0) for x in wants], dtype)
+        whole, out = _outputs(form, sizes, dtype)
+        parts = out if form == "list" else out.split([*(len(x) for x in wants), SLACK])
+        for part, want in zip(parts, wants, strict=False):
+            part.copy_(want)
+        return [whole]
 
     text = f"grouped_dual_gemm {form} {list(sizes)} {dtype} {activation}"
-    if activation == "relu2":
-        return Problem(text, run, expected)
-    names = ("a", "b0", "b1", "a_scale", "b0_scale", "b1_scale")
-    return Problem(
-        text, run, expected, lambda got: _silu_excess([operands[name] for name in names], alphas, got)
-    )
+    bound = None if activation == "relu2" else lambda got: _silu_excess(operands, alphas, got)
+    return Problem(text, compute, config, expected, bound)
 
 
-def _relu2(operands: dict[str, list[Any]], alphas: Sequence[torch.Tensor]) -> Iterator[torch.Tensor]:
+def _relu2(operands: list[tuple[Tensors, Tensors]], alphas: Sequence[torch.Tensor]) -> Iterator[torch.Tensor]:
     """Computes max(x, 0)^2 * y in fp32, from exact sums x and y times powers of two, so only these operations round."""
+    (a, a_scale), *weights = operands
     products = [
-        grouped_gemm_reference(
-            operands["a"],
-            operands[f"b{i}"],
-            operands["a_scale"],
-            operands[f"b{i}_scale"],
-            alphas[i],
-            torch.float32,
-        )
-        for i in range(2)
+        grouped_gemm_reference(a, b, a_scale, b_scale, alpha, torch.float32)
+        for (b, b_scale), alpha in zip(weights, alphas, strict=True)
     ]
     for x, y in zip(*products, strict=True):
         x = x.clamp(min=0)
         yield x * x * y
 
 
-def _silu_excess(operands: list[Any], alphas: Sequence[torch.Tensor], got: Tensors) -> str | None:
+def _silu_excess(
+    operands: list[tuple[Tensors, Tensors]], alphas: Sequence[torch.Tensor], got: Tensors
+) -> str | None:
     """Returns where silu(x) * y is further from float64 than the hardware's approximations allow."""
-    a, b1, b2, a_scale, b1_scale, b2_scale = operands
+    (a, a_scale), (b1, b1_scale), (b2, b2_scale) = operands
     gates = grouped_gemm_reference(a, b1, a_scale, b1_scale, alphas[0], torch.float64)
     ups = grouped_gemm_reference(a, b2, a_scale, b2_scale, alphas[1], torch.float64)
     wants = grouped_dual_gemm_reference(
@@ -312,44 +252,53 @@ def _silu_excess(operands: list[Any], alphas: Sequence[torch.Tensor], got: Tenso
     return None
 
 
-# ---- one row, few rows, quantization ---------------------------------------------------------------------------
+# ---- other operations ------------------------------------------------------------------------------------------
+def gemm_problem(dice: Dice, m: int, n: int, k: int, batches: int, dtype: torch.dtype) -> Problem:
+    """Makes a ``gemm`` problem of one matrix or a batch."""
+    (a, a_scale), (b, b_scale) = _drawn(dice, [(m, n, k)] * batches)
+    given = [*(torch.stack(x).permute(1, 2, 0) for x in (a, b)), *map(torch.stack, (a_scale, b_scale))]
+
+    def compute(move: Callable[[Any], Any], how: dict[str, Any]) -> Tensors:
+        whole = move(_poisoned(batches, m + 1, n, dtype=dtype))
+        gemm(*move(given), out=whole[:, :m].permute(1, 2, 0), out_dtype=dtype, **how)
+        return [whole.cpu()]
+
+    return Problem(f"gemm {m} x {n} x {k}, {batches} batches, {dtype}", compute)
+
+
 def gemv_problem(dice: Dice, m: int, k: int, dtype: torch.dtype) -> Problem:
     """Makes an NVFP4 matrix times NVFP4 vector problem."""
     a, a_scale, v, v_scale = dice.values(m, k), dice.scales(m, k), dice.values(1, k), dice.scales(1, k)
 
-    def run(backend: str, device: str) -> Tensors:
-        whole = _poisoned(m + 64, dtype=dtype, device=device)
-        given = [t.to(device) for t in (a, v[0], a_scale, v_scale)]
-        gemv(*given, out=whole[:m], out_dtype=dtype, backend=backend)
+    def compute(move: Callable[[Any], Any], how: dict[str, Any]) -> Tensors:
+        whole = move(_poisoned(m + 64, dtype=dtype))
+        gemv(*move([a, v[0], a_scale, v_scale]), out=whole[:m], out_dtype=dtype, **how)
         return [whole.cpu()]
 
-    return Problem(f"gemv {m} x {k} {dtype}", run, lambda: run("reference", "cpu"))
+    return Problem(f"gemv {m} x {k} {dtype}", compute)
 
 
 def weight_only_problem(dice: Dice, m: int, n: int, k: int, dtype: torch.dtype) -> Problem:
     """Makes a problem of 16-bit activations times NVFP4 weights."""
     x, w, w_scale = dice.halves(m, k).to(dtype), dice.values(n, k), dice.scales(n, k)
 
-    def run(backend: str, device: str) -> Tensors:
-        whole = _poisoned(m + 1, n, dtype=torch.float32, device=device)
-        given = [t.to(device) for t in (x, w, w_scale)]
-        gemm(given[0], given[1], None, given[2], out=whole[:m], out_dtype=torch.float32, backend=backend)
+    def compute(move: Callable[[Any], Any], how: dict[str, Any]) -> Tensors:
+        whole = move(_poisoned(m + 1, n, dtype=torch.float32))
+        gemm(*move([x, w, None, w_scale]), out=whole[:m], out_dtype=torch.float32, **how)
         return [whole.cpu()]
 
-    return Problem(f"gemm of {dtype} rows {m} x {n} x {k}", run, lambda: run("reference", "cpu"))
+    return Problem(f"gemm of {dtype} rows {m} x {n} x {k}", compute)
 
 
 def quantize_problem(dice: Dice, m: int, k: int, dtype: torch.dtype, has_up: bool) -> Problem:
     """Makes a quantization of 16-bit values to NVFP4, alone or of silu(x) * up."""
     x, up = (dice.halves(m, k).to(dtype) / 3 for _ in range(2))
 
-    def run(backend: str, device: str) -> Tensors:
-        made = quantize(
-            x.to(device), up=up.to(device) if has_up else None, global_scale=0.01, backend=backend
-        )
+    def compute(move: Callable[[Any], Any], how: dict[str, Any]) -> Tensors:
+        made = quantize(move(x), up=move(up) if has_up else None, global_scale=0.01, **how)
         return [made.data.cpu().view(torch.uint8), made.scale.cpu().view(torch.uint8).reshape(1, -1)]
 
-    return Problem(f"quantize {m} x {k} {dtype} up={has_up}", run, lambda: run("reference", "cpu"))
+    return Problem(f"quantize {m} x {k} {dtype} up={has_up}", compute)
 
 
 def grouped_quantize_problem(dice: Dice, rows: Sequence[int], k: int, dtype: torch.dtype) -> Problem:
@@ -357,11 +306,11 @@ def grouped_quantize_problem(dice: Dice, rows: Sequence[int], k: int, dtype: tor
     x = dice.halves(sum(rows), k).to(dtype) / 3
     offs = torch.tensor(list(accumulate(rows)), dtype=torch.int32)
 
-    def run(backend: str, device: str) -> Tensors:
-        data, scale = grouped_quantize(x.to(device), offs.to(device), backend=backend)
+    def compute(move: Callable[[Any], Any], how: dict[str, Any]) -> Tensors:
+        data, scale = grouped_quantize(move(x), move(offs), **how)
         return [data.cpu(), scale.cpu().view(torch.uint8).reshape(1, -1)]
 
-    return Problem(f"grouped_quantize {list(rows)} x {k} {dtype}", run, lambda: run("reference", "cpu"))
+    return Problem(f"grouped_quantize {list(rows)} x {k} {dtype}", compute)
 
 
 # ---- drawing ---------------------------------------------------------------------------------------------------
@@ -390,13 +339,11 @@ def draw(seed: int, *, small: bool = False) -> Problem:
     step = NVFP4_FORMAT.block_k if format is None else format.block_k
     columns = step * dice.integer(1, max_n // step)  # for quantized results; other results accept any number
     n = lambda: dice.integer(1, max_n) if format is None else columns
-    rows = [dice.rows(max_m) for _ in range(groups)]
+    rows, shared_k = [dice.rows(max_m) for _ in range(groups)], k()
     if operation == "list":
-        return list_problem(dice, [(m, n(), k()) for m in rows], dtype)
-    if operation == "ragged":
-        return ragged_problem(dice, rows, columns, k(), dtype)
-    if operation == "masked":
-        return masked_problem(dice, rows, columns, k(), dtype)
+        return grouped_problem(dice, "list", [(m, n(), k()) for m in rows], dtype)
+    if operation in ("ragged", "masked"):
+        return grouped_problem(dice, operation, [(m, columns, shared_k) for m in rows], dtype)
     if operation == "gemm":
         few = dice.integer(1, 8) if dice.choose((True, False)) else dice.integer(1, max_m)
         return gemm_problem(dice, few, columns, k(), dice.integer(1, 3), dtype)
@@ -404,8 +351,7 @@ def draw(seed: int, *, small: bool = False) -> Problem:
         sizes = [(m, columns, k()) for m in rows]
         return dual_problem(dice, sizes, dtype, activation="silu" if operation == "silu" else "relu2")
     if operation == "dual ragged":
-        shape = (columns, k())
-        return dual_problem(dice, [(m, *shape) for m in rows], dtype, "ragged")
+        return dual_problem(dice, [(m, columns, shared_k) for m in rows], dtype, "ragged")
     if operation == "gemv":
         return gemv_problem(dice, dice.integer(1, 4 * max_m), k(), dtype)
     if operation == "weight-only":
@@ -435,9 +381,10 @@ def config_problem(operation: str, form: Form, is_quantized: bool, name: str) ->
     """Makes the awkward problem with one config. Raises ConfigError if the config cannot be built."""
     dice, config = Dice(1), KernelConfig.from_name(name)
     dtype: OutDtype = NVFP4 if is_quantized else torch.bfloat16
+    sizes: Sizes
+    sizes, shape = (DUAL_LIST, DUAL_NK) if operation == "dual" else (AWKWARD_LIST, AWKWARD_NK)
+    if form != "list":
+        sizes = tuple((m, *shape) for m in AWKWARD_ROWS)
     if operation == "dual":
-        sizes = DUAL_LIST if form == "list" else tuple((m, *DUAL_NK) for m in AWKWARD_ROWS)
         return dual_problem(dice, sizes, dtype, form, config=config)
-    if form == "list":
-        return list_problem(dice, AWKWARD_LIST, dtype, config)
-    return ragged_problem(dice, AWKWARD_ROWS, *AWKWARD_NK, dtype, config)
+    return grouped_problem(dice, form, sizes, dtype, config)

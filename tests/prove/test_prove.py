@@ -109,9 +109,9 @@ def test_problems_are_of_every_operation_and_kind():
 
 def test_a_row_that_is_nobodys_is_compared(monkeypatch):
     """A write after the last group is an error."""
-    from nvfp4_cute.prove.problems import Dice, ragged_problem
+    from nvfp4_cute.prove.problems import Dice, grouped_problem
 
-    problem = ragged_problem(Dice(0), (3, 2), 16, 32, torch.float32)
+    problem = grouped_problem(Dice(0), "ragged", ((3, 16, 32), (2, 16, 32)), torch.float32)
     real = problems.grouped_gemm
 
     def spilling(*given, out=None, **options):
