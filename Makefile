@@ -79,7 +79,7 @@ test-dsl: $(DSL)/installed  ## the exported submissions on an older CuTe DSL: ma
 	  -k "first_shapes or chosen_configs" $(ARGS)
 
 test-transformers: $(HF)/installed  ## whole models through transformers, on the CPU
-	$(HF)/bin/python $(PYTEST) -n auto --dist worksteal tests/models tests/examples $(ARGS)
+	$(HF)/bin/python $(PYTEST) -n auto --dist worksteal tests/models tests/examples tests/bench/test_models_speed.py $(ARGS)
 
 test-trace: $(TRACE)/installed  ## exports judged by flashinfer-bench itself, products of torchao's tensors
 	$(TRACE)/bin/python $(PYTEST) -n auto --dist worksteal tests/competition/trace tests/models/test_torch_api.py $(ARGS)

@@ -194,7 +194,7 @@ def run_ours(name: str, cache: Path, workers: Executor) -> Result:
         for part in ("common", "simt", arch[:-1].replace("_", ""))
         for path in (folder / "kernels" / part).glob("*.py")
     ]
-    sources += (folder / "nvfp4_cute" / "arch").glob("*.py")
+    sources += (folder / "nvfp4_cute" / "planning" / "arch").rglob("*.py")
     key = [name, SIZES, *(path.read_text() for path in sorted(sources))]
     kept = cache / f"{_digest(key)}.json"
     if kept.is_file():
@@ -211,11 +211,8 @@ def _forms_in(file: Path) -> list[Form]:
 
 def _digest(key: Iterable[str]) -> str:
     """Returns a digest of a run's dependencies, and of the naming of forms."""
-    emulator = Path(__file__).parents[1] / "nvfp4_cute" / "emulator"
-    parts = [
-        *key,
-        *(file.read_text() for file in sorted(emulator.glob("form*.py")) if file.name != "formats.py"),
-    ]
+    naming = Path(__file__).parents[1] / "nvfp4_cute" / "emulator" / "record"
+    parts = [*key, *(file.read_text() for file in sorted(naming.glob("form*.py")))]
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:32]
 
 
