@@ -46,9 +46,10 @@ from ..common.variant import GroupedGemmVariant
 from ..common.versions import SmemAllocator
 from ..common.warp_schedule import WARP_SIZE, WarpSchedule
 from .epilogue import TMEM_ALIGN, EpilogueArgs, run_epilogue
-from .load import Buffers, LoadArgs, run_load
+from .load import run_load
 from .mma import MmaArgs, run_mma
 from .operands import make_boxes
+from .places import Buffers, LoadArgs
 from .split_k import Exchange
 from .staging import WARP_BYTES
 

@@ -4,16 +4,17 @@ Produces ``ab``: per stage, all operands and scales of one K tile. Float32 scale
 
 - Pairs: each CTA loads its half of both operands, and half of the N side's scales for both CTAs.
 - Multicast: MMAs of a cluster that share the N side (``multicast_n``) alternate in loading a K tile of it for all of them.
-- L2 prefetch: if the ring is too short for the latency of device memory (``arch.sm100.limits.fetches_ahead``), tiles that share
-  rows of an operand alternate in prefetching its K tiles into L2 before any of them loads them. Prefetching starts with the K
-  tiles that do not fit the ring at first and continues over the ends of tiles.
+- L2 prefetch (``prefetch``): if the ring is too short for the latency of device memory
+  (``arch.sm100.limits.fetches_ahead``), tiles that share rows of an operand alternate in prefetching its K tiles into L2 before
+  any of them loads them. Prefetching starts with the K tiles that do not fit the ring at first and continues over the ends of
+  tiles.
 - Start: loads that go to several CTAs wait until all of these have started. Meanwhile a pair prefetches its first K tile into
   L2, and single CTAs that share the N side load their own M side.
 - Early weights: if the previous launch wrote neither weights nor group sizes (``LoadArgs.early_weights``), weights fill the
   ring, over several tiles if necessary, while it ends. Only tokens wait for it.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import cutlass
 import cutlass.cute as cute
@@ -21,7 +22,6 @@ from cutlass import Int32
 
 from nvfp4_cute.planning.arch.sm100.limits import (
     SF_ATOM_ROWS,
-    SmemPlan,
     fetches_ahead,
     loaded_k_tiles,
     prefetch_k_tiles,
@@ -29,94 +29,19 @@ from nvfp4_cute.planning.arch.sm100.limits import (
 from nvfp4_cute.planning.config import KernelConfig
 
 from ..common.group_table import ceil_div
-from ..common.operand_maps import SF_BLOCK_BYTES, Boxes, Descriptors, descriptor_addresses, scale_coordinates
+from ..common.operand_maps import SF_BLOCK_BYTES, descriptor_addresses, scale_coordinates
 from ..common.ptx import keep_before
-from ..common.ring import PRODUCER_PHASE, Ring, next_stage, wait_until_empty
+from ..common.ring import PRODUCER_PHASE, next_stage, wait_until_empty
 from ..common.sides import mma_sides
 from ..common.split_k import k_share
-from ..common.tma_load import cache_policies, tma_load, tma_prefetch
+from ..common.tma_load import cache_policies, tma_load
 from ..common.warp_schedule import WARP_SIZE
 from .columns import mma_columns
+from .places import LoadArgs, SidePlace, TilePlace, k_block_m, k_block_n
+from .prefetch import prefetch_ahead, prefetch_first
 
 # A K tile index that no tile has.
 NEVER = -1
-
-
-@dataclass(frozen=True)
-class Buffers:
-    """Shared addresses of stage 0 of all operands and their scales, M side and N side, one entry per operand."""
-
-    m: list
-    n: list
-    sf_m: list
-    sf_n: list
-
-
-@dataclass(frozen=True)
-class LoadArgs:
-    """Inputs of the LOAD role.
-
-    Attributes:
-        groups: ``GroupTable`` or ``DeviceGroups``.
-        m_rank: rank of this CTA among those with rows of a work tile's M side.
-        cta_rank: rank of this CTA within its MMA.
-        chain: ``common.chain.Chain`` if every group's ``a`` is the result of the previous group; otherwise None.
-        all_columns: whether MMAs compute all columns of a tile even if the group has fewer.
-        early_weights: whether weights are loaded before the previous launch has ended.
-        ring_barrier_id: named barrier at which the warp that initializes the ring arrives; unused in pairs.
-        begun_barrier_id, begun_threads: named barrier at which this warp arrives after issuing its first loads; None without one.
-    """
-
-    descriptors: Descriptors
-    boxes: Boxes
-    buffers: Buffers
-    smem: SmemPlan
-    config: KernelConfig
-    groups: object
-    m_rank: Int32
-    cta_rank: Int32
-    ab: Ring
-    chain: object | None
-    all_columns: bool
-    early_weights: bool
-    ring_barrier_id: int
-    begun_barrier_id: int | None
-    begun_threads: int
-
-
-@dataclass(frozen=True)
-class SidePlace:
-    """Position of a tile on one side of the MMA.
-
-    Attributes:
-        row, block, batch: this CTA's first row of the operands, their row block of scales, and their batch. due, step: next K
-            tile to prefetch here, counted from this CTA's first one, and distance to the following one. The distance is
-            the number of tiles that share the operands.
-        data, scales: addresses of tensor maps, one entry per operand.
-    """
-
-    row: Int32
-    block: Int32
-    batch: Int32
-    due: Int32
-    step: Int32
-    data: tuple
-    scales: tuple
-
-
-@dataclass(frozen=True)
-class TilePlace:
-    """A work tile on both sides. k_tile_cnt: K tiles to load, over all CTAs that share them."""
-
-    slot: Int32
-    k_tile_cnt: Int32
-    m: SidePlace
-    n: SidePlace
-
-    def for_loads(self) -> tuple:
-        """Returns all numbers that loads of the tile use."""
-        sides = [(s.row, s.block, s.batch, *s.data, *s.scales) for s in (self.m, self.n)]
-        return (self.slot, self.k_tile_cnt, *sides[0], *sides[1])
 
 
 @cute.jit
@@ -132,7 +57,7 @@ def run_load(args: LoadArgs, first_tile: Int32, stride: Int32):
     if cutlass.const_expr(config.num_mma_cta == 2):
         if cutlass.const_expr(not args.early_weights):
             if groups.has_tile(cursor):
-                _prefetch_first(args, place)
+                prefetch_first(args, place)
         # Wait for the peer: the leader's barriers count this CTA's bytes, and multicasts write the peer's memory.
         cute.arch.cluster_wait()
     else:
@@ -189,7 +114,7 @@ def run_load(args: LoadArgs, first_tile: Int32, stride: Int32):
             if num_begun > 0:
                 end = num_begun + prefetch_k_tiles(config, args.smem)
                 for k_tile in cutlass.range(num_begun, end, unroll=1):
-                    place, following = _prefetch_ahead(args, place, following, k_tile)
+                    place, following = prefetch_ahead(args, place, following, k_tile)
         place, stage, phase = _load_k_tiles(
             args, (place, following), (num_begun, k_tile_cnt), early, (stage, phase), True
         )
@@ -249,7 +174,7 @@ def _load_k_tiles(
         else:
             _load_sides(args, place, i, stage, "mn", True)
         if cutlass.const_expr(prefetches):
-            place, following = _prefetch_ahead(args, place, following, i + ahead)
+            place, following = prefetch_ahead(args, place, following, i + ahead)
         stage, phase = next_stage(ab, stage, phase)
     return following, stage, phase
 
@@ -292,7 +217,7 @@ def _load_m(args: LoadArgs, side: SidePlace, k_tile: Int32, stage: Int32, barrie
     for j in cutlass.range_constexpr(smem.num_m):
         at = buffers.m[j] + stage * smem.a_stage_bytes
         tma_load(at, side.data[j], coords, barrier, policy, config.num_mma_cta)
-    k_block = _k_block_m(args, k_tile)
+    k_block = k_block_m(args, k_tile)
     for j in cutlass.range_constexpr(len(side.scales)):
         coords = scale_coordinates(args.boxes.sf_m, k_block, side.block, side.batch)
         at = buffers.sf_m[j] + stage * smem.sfa_stage_bytes
@@ -317,7 +242,7 @@ def _load_n(args: LoadArgs, side: SidePlace, k_tile: Int32, stage: Int32, barrie
     splits = args.boxes.splits_sf_n
     if cutlass.const_expr(splits):
         mask = Int32((1 << config.num_m_cta) - 1) if config.num_m_cta > 1 else None
-    k_block = _k_block_n(args, k_tile)
+    k_block = k_block_n(args, k_tile)
     for j in cutlass.range_constexpr(len(side.scales)):
         coords = scale_coordinates(args.boxes.sf_n, k_block, side.block, side.batch)
         at = buffers.sf_n[j] + stage * smem.sfb_stage_bytes
@@ -330,98 +255,6 @@ def _load_n(args: LoadArgs, side: SidePlace, k_tile: Int32, stage: Int32, barrie
 def sides_of(config: KernelConfig) -> tuple[str, str]:
     """Returns the sides of the MMA that hold weights (``b``) and tokens (``a``)."""
     return ("m", "n") if config.swap_ab else ("n", "m")
-
-
-def _k_block_m(args: LoadArgs, k_tile: Int32) -> Int32:
-    """Returns the first K block of the M side's scales of a K tile; the K tile itself if TMA does not load scales."""
-    return k_tile if args.boxes.sf_m is None else k_tile * args.boxes.sf_m[0]
-
-
-def _k_block_n(args: LoadArgs, k_tile: Int32) -> Int32:
-    """Returns the first K block of the N side's scales that this CTA loads."""
-    boxes = args.boxes
-    if boxes.sf_m is None or boxes.sf_n is None:
-        return k_tile
-    k_block = k_tile * boxes.sf_m[0]
-    return k_block + args.cta_rank * boxes.sf_n[0] if boxes.sf_n[0] < boxes.sf_m[0] else k_block
-
-
-@cute.jit
-def _prefetch_ahead(args: LoadArgs, place: TilePlace, following: TilePlace, k_tile: Int32) -> tuple:
-    """Prefetches a K tile of this tile or the next into L2, if this CTA is the one to prefetch it.
-
-    Returns:
-        Both tiles with updated prefetch positions.
-    """
-    _, k_tile_cnt = k_share(place.k_tile_cnt, args.config.split_k)
-    if k_tile < k_tile_cnt:
-        place = _prefetch_due(args, place, k_tile)
-    else:
-        following = _prefetch_due(args, following, k_tile - k_tile_cnt)
-    return place, following
-
-
-@cute.jit
-def _prefetch_due(args: LoadArgs, place: TilePlace, k_tile: Int32) -> TilePlace:
-    """Prefetches the operands of a K tile that are due. Returns ``place`` with updated prefetch positions."""
-    m, n = place.m, place.n
-    due_m, due_n = m.due, n.due
-    first_k_tile, _ = k_share(place.k_tile_cnt, args.config.split_k)
-    if k_tile == due_m:
-        _prefetch_m(args, place, first_k_tile + k_tile)
-        due_m += m.step
-    if k_tile == due_n:
-        _prefetch_n(args, place, first_k_tile + k_tile)
-        due_n += n.step
-    return replace(place, m=replace(m, due=due_m), n=replace(n, due=due_n))
-
-
-@cute.jit
-def _prefetch_first(args: LoadArgs, place: TilePlace):
-    """Prefetches first K tiles into L2: the first one of weights, and of tokens, which tiles share, a different one per tile."""
-    k_tile_m = k_tile_n = Int32(0)
-    if cutlass.const_expr(args.config.swap_ab):
-        k_tile_n = cutlass.max(place.n.due - args.ab.num_stages, 0)
-    else:
-        k_tile_m = cutlass.max(place.m.due - args.ab.num_stages, 0)
-    if k_tile_m < place.k_tile_cnt:
-        _prefetch_m(args, place, k_tile_m)
-    if k_tile_n < place.k_tile_cnt:
-        _prefetch_n(args, place, k_tile_n)
-
-
-@cute.jit
-def _prefetch_m(args: LoadArgs, place: TilePlace, k_tile: Int32):
-    """Prefetches the M side's boxes of a K tile into L2."""
-    policy, _ = cache_policies(args.config.swap_ab)
-    _prefetch_side(args, place.m, k_tile, _k_block_m(args, k_tile), args.boxes.sf_m, policy)
-
-
-@cute.jit
-def _prefetch_n(args: LoadArgs, place: TilePlace, k_tile: Int32):
-    """Prefetches the N side's boxes of a K tile into L2."""
-    _, policy = cache_policies(args.config.swap_ab)
-    _prefetch_side(args, place.n, k_tile, _k_block_n(args, k_tile), args.boxes.sf_n, policy)
-
-
-@cute.jit
-def _prefetch_side(
-    args: LoadArgs,
-    side: SidePlace,
-    k_tile: Int32,
-    k_block: Int32,
-    sf_box: cutlass.Constexpr,
-    cache_policy: cutlass.Constexpr,
-):
-    """Prefetches the boxes of one side's operands, then of their scales, into L2."""
-    k = k_tile * args.config.cta_tile_shape_mnk[2]
-    with cute.arch.elect_one():
-        for descriptor in side.data:
-            tma_prefetch(descriptor, (k, side.row, side.batch), cache_policy)
-    with cute.arch.elect_one():
-        for descriptor in side.scales:
-            coords = scale_coordinates(sf_box, k_block, side.block, side.batch)
-            tma_prefetch(descriptor, coords, cache_policy)
 
 
 def _without_turns(place: TilePlace) -> TilePlace:

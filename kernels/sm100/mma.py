@@ -40,7 +40,7 @@ from .instructions import (
     order_after_wait,
     smem_descriptor,
 )
-from .load import Buffers
+from .places import Buffers
 
 # Rows that one column of scales in tensor memory covers.
 SF_COLUMN_ROWS = 32
