@@ -140,7 +140,8 @@ def many_words(format: BlockFormat) -> int:
 
 
 # Quantization with a global scale per row: warps of a row's CTA, and blocks that a thread holds in registers. For few rows, for
-# many, and for many of silu(x) * up, whose values are float32.
+# many, and for many of silu(x) * up, whose values are float32. Fewer of both for short rows: 8192 rows of 2048 took 42.9 us with
+# (4, 4) and 26.9 with (4, 1) on an H200, of 4096 55.2 and 43.1 with (4, 2), silu of 2048 76.3 with (8, 2) and 44.8 with (4, 1).
 SCALED_ROWS_FEW = (8, 1)
 SCALED_ROWS_MANY = (4, 4)
 SCALED_ROWS_SILU = (8, 2)
