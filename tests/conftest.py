@@ -20,6 +20,13 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 gc.disable()
 
 from nvfp4_cute.backends import installed  # noqa: E402
+from nvfp4_cute.emulator import parallel  # noqa: E402
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Keeps launches of a worker in its process: forks copy its memory, and the other cores have workers of their own."""
+    if hasattr(config, "workerinput"):
+        parallel.available_cores = lambda: 1
 
 
 def pytest_collection_finish() -> None:
