@@ -1,6 +1,7 @@
 """The examples in the docstrings of public operations and modules run and print the output shown."""
 
 import doctest
+import inspect
 
 import pytest
 import torch
@@ -24,3 +25,11 @@ def test_examples(name):
     lines: list[str] = []
     result = doctest.DocTestRunner().run(test, out=lines.append)
     assert not result.failed, "".join(lines)
+
+
+def test_public_functions_have_at_most_ten_arguments():
+    """Constructors of torch modules and the record of a config have more."""
+    functions = {name: f for name, f in NAMES.items() if inspect.isfunction(f)}
+    assert len(functions) > 15 and {"route", "moe", "quantize"} <= set(functions)
+    long = {name for name, f in functions.items() if len(inspect.signature(f).parameters) > 10}
+    assert not long
