@@ -16,7 +16,7 @@ from nvfp4_cute.compile.cache import is_planning
 from nvfp4_cute.formats.block_format import BlockFormat
 from nvfp4_cute.launch import prepared
 from nvfp4_cute.launch.prepared import Launchable, PreparedCall
-from nvfp4_cute.launch.prepared_chain import Made, PreparedChain, PreparedProduct, TorchStep
+from nvfp4_cute.launch.prepared_chain import Made, PreparedChain, PreparedSteps, TorchStep
 from nvfp4_cute.launch.table_task import TableTask
 from nvfp4_cute.launch.task import Task
 from nvfp4_cute.planning.rows import rounded_rows
@@ -152,15 +152,22 @@ def outside_of_launches() -> None:
         _watched.made.append(None)
 
 
-def by_torch(compute: Callable[..., torch.Tensor], *tensors: torch.Tensor | None) -> torch.Tensor:
-    """Returns ``compute(*tensors)``, torch's product at the end of a chain.
+def by_torch(
+    compute: Callable[..., torch.Tensor],
+    *tensors: torch.Tensor | None,
+    shape: tuple[int, ...],
+    dtype: torch.dtype,
+) -> torch.Tensor:
+    """Returns ``compute(*tensors)``, a part of a chain that torch computes, such as a product with dequantized weights.
 
     Args:
         compute: a function that depends only on these tensors.
-        tensors: inputs of the chain and the result of its only launch; None for absent ones.
+        tensors: inputs of the chain and results of its calls; None for absent ones.
+        shape, dtype: those of the result.
     """
     if _watched.is_rehearsed and _watched.made is not None:
-        result = torch.empty(0)
+        first = next(tensor for tensor in tensors if tensor is not None)
+        result = first.new_empty(shape, dtype=dtype)
         _watched.made.append(TorchStep(compute, tensors, result))
         return result
     outside_of_launches()
@@ -226,7 +233,7 @@ def _rehearse(
     if len(calls) == len(made):
         found = PreparedChain.of(inputs, calls, result, open_ones)
     else:
-        found = PreparedProduct.of(inputs, made, result)
+        found = PreparedSteps.of(inputs, made, result, open_ones)
     return found or _RunsOneByOne()
 
 

@@ -234,52 +234,115 @@ def _follows(one: Made, numbers: Sequence[int], capacity: int, follow: set[int])
     return rows.rows > 0 or follow.isdisjoint(numbers)
 
 
-class PreparedProduct:
-    """A prepared call that writes a new tensor, such as dequantized weights, and torch's product with it.
+class PreparedSteps:
+    """Calls in a row between which torch computes, such as products with dequantized weights. Belongs to one thread.
 
-    The call does not depend on the number of rows, so this serves any number. Belongs to one thread.
+    Serves at most the rows of the recorded run. Memory between steps is new in every call, with room for these.
 
     Args:
-        call: the call.
-        reads: numbers of the inputs that it reads, at least two.
-        compute: torch's product.
-        takes: numbers among the inputs, the new tensor, and None of what it takes, at least two.
+        steps: functions of all tensors up to now and the number of rows, which append what they compute. They return False if
+            all checks have to run.
+        result: number of the result among all tensors, of which the first is None, for what is absent.
     """
 
     def __init__(
         self,
-        call: PreparedCall,
-        reads: Sequence[int],
-        compute: Callable[..., torch.Tensor],
-        takes: Sequence[int],
+        steps: Sequence[Callable[[list[torch.Tensor | None], int], bool]],
+        result: int,
     ):
-        self._call, self._compute = call, compute
-        self._reads, self._takes = itemgetter(*reads), itemgetter(*takes)
+        self._steps, self._result = steps, result
 
     @classmethod
     def of(
-        cls, inputs: Sequence[torch.Tensor], made: Sequence[Any], result: torch.Tensor
-    ) -> "PreparedProduct | None":
-        """Makes it of a recorded run; None if that did anything else."""
-        if len(made) != 2 or not isinstance(made[0], Made) or not isinstance(made[1], TorchStep):
+        cls, inputs: Sequence[torch.Tensor], made: Sequence[Any], result: torch.Tensor, with_rows: int
+    ) -> "PreparedSteps | None":
+        """Makes it of a recorded run; None if that did anything else. Arguments: see :meth:`PreparedChain.of`."""
+        capacity, held = len(inputs[0]), [None, *inputs]
+        by_address = {tensor.data_ptr(): number for number, tensor in enumerate(inputs, 1)}
+        steps: list[Callable[[list[torch.Tensor | None], int], bool]] = []
+        if len(by_address) < len(inputs) or None in made:
             return None
-        one, step = made
-        rows = one.call.rows
-        if len(one.outs) != 1 or rows is None or rows.rows or step.result is not result:
-            return None
-        # A launch reads addresses, torch reads tensors with their shapes.
-        addresses = {tensor.data_ptr(): number for number, tensor in enumerate(inputs)}
-        reads = [addresses.get(tensor.data_ptr()) for tensor in one.inputs]
-        known = {id(tensor): number for number, tensor in enumerate((*inputs, *one.outs, None))}
-        takes = [known.get(id(tensor)) for tensor in step.tensors]
-        if None in reads or None in takes or len(addresses) < len(inputs) or min(len(reads), len(takes)) < 2:
-            return None
-        return cls(one.call, [*filter(_is_known, reads)], step.compute, [*filter(_is_known, takes)])
+        for one in made:
+            if isinstance(one, TorchStep):
+                known = {_kind(tensor): number for number, tensor in enumerate(held)}
+                takes = [known.get(_kind(tensor)) for tensor in one.tensors]
+                if None in takes or len(takes) < 2:
+                    return None
+                steps.append(_Compute(one.compute, [*filter(_is_known, takes)]))
+                new = [one.result]
+            else:
+                new = [out for out in one.outs if out.data_ptr() not in by_address]
+                for number, out in enumerate(new, len(held)):
+                    by_address[out.data_ptr()] = number
+                numbers = [by_address.get(tensor.data_ptr()) for tensor in (*one.inputs, *one.outs)]
+                taken = [*filter(_is_known, numbers)]
+                follow = {*range(1, 1 + with_rows)}
+                follow.update(by_address[out.data_ptr()] for out in one.outs if out is result)
+                if len(taken) < max(len(numbers), 2) or not _follows(one, taken, capacity, follow):
+                    return None
+                steps.append(_Launch(one.call, taken, new, result, capacity))
+            held += new
+            by_address |= {
+                tensor.data_ptr(): number for number, tensor in enumerate(held) if tensor is not None
+            }
+        at = [number for number, tensor in enumerate(held) if tensor is result]
+        return cls(steps, at[0]) if at else None
 
     def try_launch(self, inputs: list[Any], outs: list[Any]) -> list[torch.Tensor] | None:
         """Enqueues and returns only the result; ``outs`` is empty. See :meth:`PreparedCall.try_launch`."""
-        made = self._call.try_launch([*self._reads(inputs)], [])
-        return None if made is None else [self._compute(*self._takes((*inputs, *made, None)))]
+        rows, held = inputs[0].shape[0], [None, *inputs]
+        for step in self._steps:
+            if not step(held, rows):
+                return None
+        return [held[self._result]]
+
+
+class _Launch:
+    """A step that launches: allocates ``new`` tensors like those of the recorded run, the result with the rows of the call."""
+
+    def __init__(
+        self,
+        call: PreparedCall,
+        takes: Sequence[int],
+        new: Sequence[torch.Tensor],
+        result: torch.Tensor,
+        capacity: int,
+    ):
+        self._call, self._takes = call, itemgetter(*takes)
+        self._new = [
+            (tensor.new_empty(0).new_empty_strided, tensor.shape, tensor.stride(), tensor is result)
+            for tensor in new
+        ]
+        rows = call.rows
+        assert rows is not None
+        of_chain = [(number, rows.rows // capacity) for number in rows.numbers]
+        self._rows = ChainRows(capacity, of_chain) if of_chain else None
+
+    def __call__(self, held: list[torch.Tensor | None], rows: int) -> bool:
+        for new, shape, strides, is_result in self._new:
+            held.append(new((rows, *shape[1:]) if is_result else shape, strides))
+        call = self._call
+        if self._rows is not None and not self._rows.write(call.table, rows):
+            return False
+        if not call.take(self._takes(held), own_out=False):
+            return False
+        call.launch()
+        return True
+
+
+class _Compute:
+    """A step that torch computes."""
+
+    def __init__(self, compute: Callable[..., torch.Tensor], takes: Sequence[int]):
+        self._compute, self._takes = compute, itemgetter(*takes)
+
+    def __call__(self, held: list[torch.Tensor | None], rows: int) -> bool:
+        held.append(self._compute(*self._takes(held)))
+        return True
+
+
+def _kind(tensor: torch.Tensor | None) -> tuple[Any, ...]:
+    return () if tensor is None else (tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype)
 
 
 def _is_known(number: int | None) -> TypeGuard[int]:

@@ -18,7 +18,7 @@ from nvfp4_cute.compile.simt_keys import QuantizeKey, W4A16Key
 from nvfp4_cute.experts import moe as layers
 from nvfp4_cute.gpus import targets
 from nvfp4_cute.launch import prepared
-from nvfp4_cute.launch.prepared_chain import ChainRows, PreparedChain, PreparedProduct
+from nvfp4_cute.launch.prepared_chain import ChainRows, PreparedChain, PreparedSteps
 from nvfp4_cute.launch_table import NUM_COLUMNS, W4A16, Group, Quantize
 from nvfp4_cute.nn import products
 from nvfp4_cute.ops.parts import dequantized
@@ -27,7 +27,7 @@ from nvfp4_cute.planning.rows import rounded_rows
 E, H, I, TOP_K = 4, 128, 128, 2
 K, N = 64, 128
 # Python calls of a layer with a number of rows that was never seen, without those of torch's custom ops.
-MOST_OF_LINEAR, MOST_OF_EXPERTS = 30, 60
+MOST_OF_LINEAR, MOST_OF_EXPERTS, MOST_WITH_TORCH = 31, 60, 125
 
 
 @pytest.fixture
@@ -135,8 +135,19 @@ def test_dequantized_weights_serve_any_number_of_rows(h100, monkeypatch, bias, d
         with torch.autocast("cpu", torch.float16):
             assert_bitwise_equal(call(*arguments), got)
         assert_bitwise_equal(got, one_by_one(call, arguments, monkeypatch))
-    assert len(planned) == 1 and len(kept(PreparedProduct)) == 3
+    assert len(planned) == 1 and len(kept(PreparedSteps)) == 3
     assert python_calls(call, given(some_rows(299)), monkeypatch) <= MOST_OF_LINEAR
+
+
+def test_experts_with_dequantized_weights(h100, monkeypatch):
+    """Torch multiplies between launches, which are prepared like those of a chain."""
+    monkeypatch.setattr(dequantized, "dequantizes_first", lambda *_: True)
+    call, given = experts("16bit", bias=True)
+    for rows in (67, 72, 66):
+        arguments = given(some_rows(rows))
+        assert_bitwise_equal(call(*arguments), one_by_one(call, arguments, monkeypatch))
+    assert len(kept(PreparedSteps)) == 1
+    assert python_calls(call, given(some_rows(70)), monkeypatch) <= MOST_WITH_TORCH
 
 
 def test_weights_of_the_call(h100, monkeypatch):

@@ -167,7 +167,9 @@ def multiply_plain(
         outside_of_launches()
         return a.new_empty((len(a), len(b)), dtype=out_dtype)
     sums_in = None if is_rounded else out_dtype
-    return by_torch(partial(_product, sums_in), a, weights, None if is_rounded else alpha, bias)
+    rest = (None if is_rounded else alpha, bias)
+    made: Any = {"shape": (len(a), len(b)), "dtype": out_dtype}
+    return by_torch(partial(_product, sums_in), a, weights, *rest, **made)
 
 
 def _product(
@@ -197,6 +199,7 @@ def _product(
 
 def multiply(product: Product, backend: str) -> None:
     """Writes ``alpha * a @ b.T + bias`` to ``product.out``."""
+    outside_of_launches()
     a, b, out, alpha, bias = product.a.data, product.b, product.out, product.alpha, product.bias
     is_rounded = out.dtype == a.dtype and (alpha is None or _folds(a.dtype, b.format))
     weights = _dequantized(b, alpha if is_rounded else None, a.dtype, backend)
@@ -239,8 +242,15 @@ def multiply_groups(
     weights = _dequantized(b, alpha, a.dtype, backend)
     if is_planning():
         return a.new_empty((len(a), b.rows))
-    with _as_it_is(a.device):
-        return torch._grouped_mm(a, weights.mT, offs=offs)
+    return by_torch(_grouped_product, a, weights, offs, shape=(len(a), b.rows), dtype=a.dtype)
+
+
+def _grouped_product(a: torch.Tensor, weights: torch.Tensor, offs: torch.Tensor) -> torch.Tensor:
+    """Returns ``a_g @ weights[g].T`` for ragged groups, also under autocast."""
+    if torch.is_autocast_enabled(a.device.type):
+        with _as_it_is(a.device):
+            return _grouped_product(a, weights, offs)
+    return torch._grouped_mm(a, weights.mT, offs=offs)
 
 
 def by_casts(t: BlockScaledTensor, dtype: torch.dtype) -> torch.Tensor:
@@ -265,8 +275,8 @@ def _is_by_torch(format: BlockFormat) -> bool:
 def _dequantized(b: Operand, alpha: torch.Tensor | None, dtype: torch.dtype, backend: str) -> torch.Tensor:
     """Returns the weights times ``alpha``, [L, N, K] in ``dtype``."""
     t = _whole(b, alpha)
-    outside_of_launches()
     if _is_by_torch(b.format):
+        outside_of_launches()
         return by_casts(t, dtype)
     return dequantize(t, dtype, backend=backend)
 
