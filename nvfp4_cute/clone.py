@@ -25,4 +25,4 @@ class _Finder:
 def find_folders() -> None:
     """Makes Python look for ``FOLDERS`` next to the package, after all other places, unless they are inside."""
     if not os.path.isdir(os.path.join(_HERE, FOLDERS[0])):
-        sys.meta_path.append(_Finder)  # type: ignore[arg-type]
+        sys.meta_path.append(_Finder)

@@ -217,13 +217,8 @@ def main() -> int:
     )  # a process of its own per engine
     args = parser.parse_args()
     if args.serve:
-        if args.serve != "source":
-            quantize_hybrid(args.out / "source", args.out / args.serve, args.serve)
-        print("served", json.dumps(served(args.out / args.serve, args.device)), flush=True)
-        os._exit(0)  # vLLM's threads would keep the process
+        return serve(args.serve, args.out, args.device)
     make_hybrid(args.out / "source", CPU_BLOCKS if args.device == "cpu" else BLOCKS)
-    found: dict[str, Any] = {}
-    code = 0
     command = [
         sys.executable,
         "-m",
@@ -234,26 +229,40 @@ def main() -> int:
         args.device,
         "--serve",
     ]
-    piped: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    found: dict[str, Any] = {}
     # "source" has 16 bits: how far the two agree without quantization.
-    running = {layout: subprocess.Popen([*command, layout], **piped) for layout in ("source", *LAYOUTS)}
-    for layout, process in running.items():
-        output = process.communicate()[0]
-        line = next((one for one in output.splitlines() if one.startswith("served ")), None)
-        if line is None:
-            print(f"{layout}: vLLM failed: {output[-3000:]}", flush=True)
-            found[layout], code = {"error": output[-3000:]}, 1
-        else:
-            found[layout] = json.loads(line.removeprefix("served "))
-            found[layout] |= judged(args.out / layout, found[layout]["tokens"], args.device)
-            code = max(code, int(not is_right(found[layout])))
-            print(f"{layout}: {described(found[layout])}", flush=True)
-        (args.out / "hybrid.json").write_text(json.dumps(found, indent=1))
-    return code
+    running = {layout: subprocess.Popen([*command, layout]) for layout in ("source", *LAYOUTS)}
+    codes = [process.wait() for process in running.values()]
+    for layout in running:
+        file = args.out / f"{layout}.json"
+        found[layout] = json.loads(file.read_text()) if file.exists() else {"error": "vLLM failed"}
+    (args.out / "hybrid.json").write_text(json.dumps(found, indent=1))
+    return int(any(codes))
+
+
+def serve(layout: str, out: Path, device: str) -> int:
+    """Quantizes, serves and judges one checkpoint; prints and writes each result as soon as it is there."""
+    folder, file = out / layout, out / f"{layout}.json"
+    if layout != "source":
+        quantize_hybrid(out / "source", folder, layout)
+    found = served(folder, device)
+    file.write_text(json.dumps(found))
+    print(f"{layout}: {layers_described(found)}; {found['computed']}", flush=True)
+    found |= judged(folder, found["tokens"], device)
+    file.write_text(json.dumps(found))
+    print(f"{layout}: {described(found)}", flush=True)
+    os._exit(int(not is_right(found)))  # vLLM's threads would keep the process
+
+
+def layers_described(one: dict[str, Any]) -> str:
+    """Returns how far layers are from the reference."""
+    layers: dict[str, float] = one["layers"]
+    worst = max(layers, key=layers.__getitem__, default="none")
+    return f"{len(layers)} layers, relative error at most {layers.get(worst, 0.0):.4f} ({worst})"
 
 
 def described(one: dict[str, Any]) -> str:
-    """Returns what a run came to, in one line."""
+    """Returns how far tokens are from transformers."""
     tokens = lambda found: (
         f"{found['equal']} of {found['of']} with the highest logit, "
         f"missed by at most {found['missed']:.3f}, mean {found['mean']:.4f}"
@@ -261,10 +270,7 @@ def described(one: dict[str, Any]) -> str:
     text = f"tokens of vLLM: {tokens(one)} (logits spread {one['spread']:.2f})"
     if "transformers" in one:
         text += f"; of transformers in bfloat16: {tokens(one['transformers'])}"
-    if one["layers"]:
-        name = max(one["layers"], key=one["layers"].__getitem__)
-        text += f"; {len(one['layers'])} layers, relative error at most {one['layers'][name]:.4f} ({name})"
-    return f"{text}; {one['computed']}"
+    return text
 
 
 if __name__ == "__main__":
