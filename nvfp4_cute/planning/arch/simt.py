@@ -235,9 +235,9 @@ def w4a16_blocks_per_sm(tokens: int, weight_bits: int = 4, most_tokens: int = 16
 def w4a16_warps(num_sms: int, m: int, n: int, k: int, batches: int) -> int:
     """Returns the warps that CTAs should have, if registers suffice for two CTAs of ``W4A16_WARPS`` per SM.
 
-    A CTA with an SM to itself has too few loads in flight with 8 warps. Modelled for 1 x 4096 x 14336, 8 and 16 warps: H200
-    17.9 and 12.9 us, B200 17.4 and 12.3, RTX 5090 30.9 and 24.9. If some SMs have two CTAs, these take longer one after
-    the other: A100 24.4 and 30.6.
+    A CTA with an SM to itself has too few loads in flight with 8 warps. On an H200, 16 warps take 0.77 to 1.0 of the time
+    (``bench/notes/2026-11-29-weight-only-limits.md``). If some SMs have two CTAs, these take longer one after the other:
+    modelled on an A100, 1 x 4096 x 14336, 24.4 and 30.6 us.
     """
     num_ctas = -(-m // w4a16_tokens(m)) * batches * (-(-n // ATOM_ROWS) * (ATOM_ROWS // UNIT_ROWS))
     has_work = k >= 2 * W4A16_MANY_WARPS * W4A16_CHUNK_K
@@ -266,12 +266,17 @@ W4A16_TIMES = {
     16: (W4A16Times(6.2, 0.308, 0.407), W4A16Times(6.3, 1.718, 0)),
     32: (W4A16Times(7.0, 1.137, 0.36), W4A16Times(6.4, 3.012, 0)),
 }
+# With 16 warps, by rows of a CTA, fitted to seven shapes of 4-bit weights on an H200: at most 7 % off.
+W4A16_MANY_TIMES = {8: W4A16Times(6.5, 0.41, 0.187), 16: W4A16Times(7.2, 0.46, 0.237)}
 
 
 def w4a16_us(arch: str, num_sms: int, m: int, n: int, k: int, batches: int, b_format: BlockFormat) -> float:
     """Returns the modelled time of ``kernels/simt/w4a16.py`` in us for [m, k] x [n, k] per batch."""
     tokens, weights = w4a16_tokens(m), batches * b_format.nbytes(n, k)
     times, passes = W4A16_TIMES[tokens][b_format.element.bits == 8], -(-m // tokens)
+    has_many = w4a16_blocks_per_sm(tokens, b_format.element.bits) > 1
+    if has_many and w4a16_warps(num_sms, m, n, k, batches) == W4A16_MANY_WARPS:
+        times = W4A16_MANY_TIMES[tokens]
     waves = -(-passes * batches * -(-n // UNIT_ROWS) // num_sms)
     # Waves of this GPU take as long as on one with more SMs.
     us = waves * k / 1000 * times.wave * num_sms / H200_SMS + passes * weights / 1e6 * times.per_mb
