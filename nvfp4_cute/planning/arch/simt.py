@@ -235,7 +235,7 @@ def w4a16_blocks_per_sm(tokens: int, weight_bits: int = 4, most_tokens: int = 16
 def w4a16_warps(num_sms: int, m: int, n: int, k: int, batches: int) -> int:
     """Returns the warps that CTAs should have, if registers suffice for two CTAs of ``W4A16_WARPS`` per SM.
 
-    A CTA with an SM to itself has too few loads in flight with 8 warps. On an H200, 16 warps take 0.77 to 1.0 of the time
+    A CTA with an SM to itself has too few loads in flight with 8 warps. On an H200, 16 warps take 0.76 to 1.0 of the time
     (``bench/notes/2026-11-29-weight-only-limits.md``). If some SMs have two CTAs, these take longer one after the other:
     modelled on an A100, 1 x 4096 x 14336, 24.4 and 30.6 us.
     """
