@@ -23,8 +23,14 @@ class Judgement:
 JUDGEMENTS = (
     Judgement(
         "",
-        "ProxyKind|cannot import name|has no attribute",
+        "ProxyKind|cannot import name|has no attribute|No module named 'cutlass|Segfault encountered",
         "Not run: the script needs another version of CuTe DSL.",
+    ),
+    Judgement(
+        "",
+        r"exit: .*tcgen05\.commit|uninitialised: tcgen05\.mma",
+        "Right by the text of PTX, and no GPU was seen to do wrong: the last arrival of attention kernels, and rows past the end "
+        "of a sequence. A warning since.",
     ),
     Judgement(
         r"sm_120a cute/blackwell_geforce",
@@ -34,7 +40,7 @@ JUDGEMENTS = (
     Judgement(
         "",
         r"exit: .*(TMA store|bulk store|st\.async)",
-        "A fault by PTX (9.7.9.27.1): shared memory must live until the store has read it. An SM keeps the memory of a CTA "
+        "A fault by PTX: shared memory must live until the store has read it. An SM keeps the memory of a CTA "
         "that exits until another CTA takes it, so a failure needs a later CTA on the same SM.",
     ),
     Judgement(
@@ -51,13 +57,13 @@ JUDGEMENTS = (
     Judgement(
         "",
         "remote-arrival-scope",
-        "A fault by PTX 8.10: an arrival of CTA scope does not order memory for another CTA of the cluster. CUTLASS #3643 is of "
+        "A fault by PTX: an arrival of CTA scope does not order memory for another CTA of the cluster. CUTLASS #3643 is of "
         "this kind and was mended.",
     ),
     Judgement(
         "",
         "proxy-fence",
-        "Right by the text of PTX (8.9): `cp.async` is of the generic proxy. CUTLASS, FlashAttention 4 and FlashInfer omit the "
+        "Right by the text of PTX: `cp.async` is of the generic proxy. CUTLASS, FlashAttention 4 and FlashInfer omit the "
         "fence on silicon; a warning since.",
     ),
     Judgement(

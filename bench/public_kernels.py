@@ -482,7 +482,7 @@ def what_did_not_pass(results: Results) -> str:
     lines = []
     for (case, verdict), runs in ends.items():
         said = runs[0][1].splitlines() or [""]
-        heading = len(said) > 1 and re.search(r"hazards? in kernel|^nvfp4-cute emulate:", said[0])
+        heading = len(said) > 1 and re.search(rf"{REPORTED.pattern}|^nvfp4-cute emulate:", said[0])
         first = said[1].strip() if heading else said[0]
         first = re.sub(r" \(/[^)]*\)", "", first)  # path of a module on this machine
         settings = ", ".join(setting for setting, _ in runs)

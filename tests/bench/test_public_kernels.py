@@ -227,6 +227,8 @@ def test_findings_are_judged():
     case = public_cases.Case("mla.py", "sm_100a")
     assert "CTA scope" in public_judgements.judgement(case, "hazard", "silicon: remote-arrival-scope: x")
     assert public_judgements.judgement(case, "FAIL", "something new") == "Not judged (FAIL)."
+    suite = Result("hazard", 1.0, message="1 error in kernel `k`:\nsilicon: remote-arrival-scope: x")
+    assert "CTA scope" in public_kernels.what_did_not_pass({(case, "eager+check"): suite})
 
 
 def test_files_that_call_kernels_have_a_run_of_every_name():
