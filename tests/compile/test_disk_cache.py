@@ -474,7 +474,7 @@ def test_what_the_compile_verb_compiles():
     """It compiles everything that an operation may choose, and what its options name."""
     key = KernelKey("sm_100a", KernelConfig(), 1, torch.bfloat16, True, activation="relu2")
     found = list(ahead.keys(ahead.OPERATIONS, key, (2, 8)))
-    assert len(found) == 2 * (len(sm100.CANDIDATES) + len(sm100.DUAL_CANDIDATES)) + 1 + 1 + 3 + 2 * 16 + 12
+    assert len(found) == 2 * (len(sm100.CANDIDATES) + len(sm100.DUAL_CANDIDATES)) + 1 + 1 + 5 + 2 * 16 + 12
     assert len({key.to_name() for key in found}) == len(found)
     ragged = list(ahead.keys(["grouped_gemm"], replace(key, form="ragged"), (2, 8)))
     assert {key.num_groups for key in ragged} == {1} and {key.form for key in ragged} == {"ragged"}
