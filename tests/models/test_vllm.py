@@ -38,6 +38,7 @@ from nvfp4_cute.models.vllm.config import CheckpointConfig, renamed  # noqa: E40
 from nvfp4_cute.models.vllm.experts import as_moving_parameters, filled  # noqa: E402
 from nvfp4_cute.models.vllm.graphs import add_to_key  # noqa: E402
 from nvfp4_cute.models.vllm.taken import NAME, original, refusal  # noqa: E402
+from nvfp4_cute.nn.linear import QuantizedLinear  # noqa: E402
 from nvfp4_cute.nn.moe import MoE  # noqa: E402
 
 DATA = Path(__file__).parents[1] / "data" / "checkpoints"
@@ -684,6 +685,26 @@ def test_kernels_are_compiled_while_loading_and_loaded_in_the_warm_up(monkeypatc
     assert loaded == submitted
     made.compile_many(made.get_warmup_keys())
     assert loaded == submitted
+
+
+def test_prepared_layers_pass_the_monitor_of_compilations(tmp_path, monkeypatch):
+    """With mode "error", vLLM's monitor raises where this process compiles a kernel after the warm-up."""
+    from cutlass import cute
+    from vllm.utils import jit_monitor
+
+    for name in ("_active", "_mode", "_cutedsl_hook_installed", "_tilelang_hook_installed"):
+        monkeypatch.setattr(jit_monitor, name, getattr(jit_monitor, name))
+    monkeypatch.setattr(cute, "compile", cute.compile)
+    monkeypatch.setenv("NVFP4_CUTE_CACHE_DIR", str(tmp_path))
+    layer, other = (
+        QuantizedLinear(128, n, bias=False, activations="16bit", backend="emulator:H200") for n in (128, 160)
+    )
+    assert layer.prepare(24) > 0
+    jit_monitor.activate(mode="error")
+    for rows in (1, 7, 16, 24):
+        layer(torch.zeros(rows, 128, dtype=torch.bfloat16))
+    with pytest.raises(RuntimeError, match="during inference"):
+        other(torch.zeros(300, 128, dtype=torch.bfloat16))
 
 
 def test_modes_of_layers_are_in_the_key_of_compiled_graphs():
