@@ -696,15 +696,15 @@ def test_prepared_layers_pass_the_monitor_of_compilations(tmp_path, monkeypatch)
         monkeypatch.setattr(jit_monitor, name, getattr(jit_monitor, name))
     monkeypatch.setattr(cute, "compile", cute.compile)
     monkeypatch.setenv("NVFP4_CUTE_CACHE_DIR", str(tmp_path))
-    layer, other = (
-        QuantizedLinear(128, n, bias=False, activations="16bit", backend="emulator:H200") for n in (128, 160)
-    )
+    how = {"bias": False, "backend": "emulator:H200"}
+    layer = QuantizedLinear(128, 128, activations="16bit", **how)
+    other = QuantizedLinear(128, 128, activations="nvfp4", input_scale=0.01, **how)
     assert layer.prepare(24) > 0
     jit_monitor.activate(mode="error")
     for rows in (1, 7, 16, 24):
         layer(torch.zeros(rows, 128, dtype=torch.bfloat16))
     with pytest.raises(RuntimeError, match="during inference"):
-        other(torch.zeros(300, 128, dtype=torch.bfloat16))
+        other(torch.zeros(4, 128, dtype=torch.bfloat16))
 
 
 def test_modes_of_layers_are_in_the_key_of_compiled_graphs():
