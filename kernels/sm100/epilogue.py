@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32, Int32, Uint32
+from cutlass import Boolean, Float32, Int32, Uint32
 from cutlass.cute.nvgpu import tcgen05
 
 from nvfp4_cute.formats.block_format import BlockFormat
@@ -119,6 +119,22 @@ class SliceSource:
     tile_n: int
 
 
+@dataclass(frozen=True)
+class Factors:
+    """What scales the products of a tile and is added to them.
+
+    Attributes:
+        alphas: factor of every product.
+        scales: scales of integers (``int8.results``), or None.
+        row_scales, bias: of the thread's slices (:func:`scales_of_slices`, ``bias.bias_of_slices``), or None.
+    """
+
+    alphas: list
+    scales: object | None
+    row_scales: list | None
+    bias: list | None
+
+
 def slice_copy(tmem_ptr: cute.Pointer, thread: Int32, columns: int = EPI_TILE_N) -> tuple:
     """Returns the copy with which a thread of a warpgroup reads tensor memory, its source, and the shape of its destination."""
     # (MMA_CTA_M, columns)
@@ -211,41 +227,8 @@ def run_epilogue(args: EpilogueArgs, first_tile: Int32, stride: Int32):
             # Interleaved weights: two rows of weights make one column of the output.
             columns = tile.n // 2
             n_side = TileSide(n_side.first_row // 2, n_side.extent // 2, n_side.origin)
-        alphas = load_alphas(args.outputs, tile, num_products)
-        scales = None
-        if cutlass.const_expr(args.integers is not None):
-            scales = args.integers.of_tile(tile, m_side, n_side, args.m_rank)
-        row_scales = None
-        if cutlass.const_expr(args.outputs.row_scales is not None):
-            row_scales = scales_of_slices(args, tile, n_side if config.swap_ab else m_side)
-        bias = None
-        if cutlass.const_expr(args.outputs.bias is not None):
-            bias = bias_of_slices(
-                args.outputs,
-                tile,
-                row,
-                n_side.first_row,
-                tile_n // period * period_slices,
-                config.swap_ab,
-                None if num_products == 1 else args.weight_layout,
-            )
-        if cutlass.const_expr(is_quantized):
-            target = quantized_group(args.outputs, tile, columns, args.out_dtype)
-        elif cutlass.const_expr(is_staged):
-            target = staged_target(
-                args.outputs,
-                tile,
-                first_row + warp_row,
-                m_side,
-                n_side,
-                args.out_dtype,
-                args.out_m_major,
-                config.swap_ab,
-            )
-        else:
-            target = row_target(
-                args.outputs, tile, row, m_side, n_side, args.out_dtype, args.out_m_major, config.swap_ab
-            )
+        factors = factors_of_tile(args, tile, (m_side, n_side), row, tile_n // period * period_slices)
+        target = target_of_tile(args, tile, (m_side, n_side), columns, first_row + warp_row, row)
         # Accumulators that share columns: they are the last columns of the first accumulator and the first of the second.
         num_tile_slices, num_steps = num_slices, ceil_div(num_slices, at_once)
         first_slice, slice_step = Int32(0), Int32(at_once)
@@ -267,24 +250,8 @@ def run_epilogue(args: EpilogueArgs, first_tile: Int32, stride: Int32):
             if cutlass.const_expr(exchange is None):
                 _read_slices(source, first_slice, tTR_rAcc)
         if cutlass.const_expr(exchange is not None):
-            wait_for_room(exchange, turn)
-            for slice_idx in cutlass.range(num_tile_slices, unroll=1):
-                if is_sent(exchange, warp_idx, slice_idx, num_tile_slices):
-                    _read_slices(source, slice_idx, tTR_rAcc)
-                    cute.arch.fence_view_async_tmem_load()
-                    send_slice(exchange, tTR_rAcc[0], warp_idx, slice_idx, num_tile_slices)
-            # The other slices belong to this CTA.
-            first_slice, num_steps = own_slices(exchange, warp_idx, num_tile_slices)
+            first_slice, num_steps = _exchange_slices(args, source, tTR_rAcc, warp_idx, stage, is_last, turn)
             slice_step, last_shared = exchange.split, num_steps - 1
-            if num_steps > 0:
-                _read_slices(source, first_slice, tTR_rAcc)
-            else:
-                with cute.arch.elect_one():
-                    if is_last:
-                        give_back_tmem(args.tmem_unused, args.leader_rank, config)
-                    else:
-                        release(acc.empty(stage), args.leader_rank, config)
-            wait_for_sums(exchange, warp_idx, num_tile_slices, turn)
         # Not unrolled: a CTA has few tiles, and code that runs once costs more to fetch than to execute.
         for i in cutlass.range(first_pass, num_steps, unroll=1):
             slice_idx = first_slice + i * slice_step
@@ -301,21 +268,7 @@ def run_epilogue(args: EpilogueArgs, first_tile: Int32, stride: Int32):
                 sums = tTR_rAcc[0] if args.integers is None else args.integers.sums(tTR_rAcc[0])
                 add_slice(exchange, sums, warp_idx, slice_idx, num_tile_slices)
             for j in cutlass.range_constexpr(at_once):
-                if cutlass.const_expr(args.integers is not None):
-                    result = args.integers.results(tTR_rAcc[j][0], scales, slice_idx + j, alphas[0])
-                else:
-                    products, factors = tTR_rAcc[j], alphas
-                    if cutlass.const_expr(row_scales is not None):
-                        products = times_row_scales(
-                            products, alphas, row_scales, slice_idx + j, config.swap_ab
-                        )
-                        factors = [Float32(1.0)] * num_products
-                    if cutlass.const_expr(bias is not None and num_products > 1):
-                        products = slices_plus_biases(products, factors, bias, slice_idx + j, config.swap_ab)
-                        factors = [Float32(1.0)] * num_products
-                    result = combine(products, factors, args.activation, limit)
-                if cutlass.const_expr(bias is not None and num_products == 1):
-                    result = slice_plus_bias(result, bias, slice_idx + j, config.swap_ab)
+                result = result_of_slice(args, tTR_rAcc[j], factors, slice_idx + j, limit)
                 words = None
                 if cutlass.const_expr(is_staged):
                     is_bf16 = args.out_dtype is cutlass.BFloat16
@@ -327,21 +280,8 @@ def run_epilogue(args: EpilogueArgs, first_tile: Int32, stride: Int32):
                         _read_slices(source, slice_idx + slice_step, tTR_rAcc)
                 if cutlass.const_expr(is_quantized):
                     column = n_side.first_row + slice_idx * EPI_TILE_N
-                    if cutlass.const_expr(config.swap_ab):
-                        _store_transposed(tTR_rOut, target, row, column, encode)
-                    elif cutlass.const_expr(
-                        exchange is not None or sector_columns(args.out_dtype) == RUN_COLUMNS
-                    ):
-                        # Consecutive slices belong to different CTAs, or fill a sector each: store every run by itself.
-                        store_quantized_run(tTR_rOut, target, row, column, encode)
-                    else:
-                        is_lower = column % sector_columns(args.out_dtype) == 0
-                        other = slice_idx + 1 if is_lower else slice_idx - 1
-                        is_paired, is_first = (
-                            other >= 0 and other < num_slices,
-                            other == slice_idx + slice_step,
-                        )
-                        store_quantized_half(tTR_rOut, held, target, row, column, is_paired, is_first, encode)
+                    slices = slice_idx, slice_step, num_slices
+                    _store_quantized(args, tTR_rOut, held, target, (row, column), slices, encode)
                 elif cutlass.const_expr(is_staged):
                     column = (slice_idx + j) * EPI_TILE_N
                     store_staged(words, target, column, i >= 0, across_lanes, staging)
@@ -365,6 +305,135 @@ def run_epilogue(args: EpilogueArgs, first_tile: Int32, stride: Int32):
     if cutlass.const_expr(args.chain is not None):
         if tidx == 0:
             args.chain.leave(cute.arch.grid_dim()[0])
+
+
+def factors_of_tile(args: EpilogueArgs, tile: WorkTile, sides: tuple, row: Int32, num_slices: int) -> Factors:
+    """Issues the loads of what scales a tile's products and is added to them.
+
+    Args:
+        sides: the tile's M side and N side.
+        row: the thread's row of the M side.
+        num_slices: slices of the output on the N side.
+    """
+    outputs, swaps = args.outputs, args.config.swap_ab
+    (m_side, n_side), num_products = sides, 1 if args.activation is None else 2
+    alphas = load_alphas(outputs, tile, num_products)
+    scales = None if args.integers is None else args.integers.of_tile(tile, m_side, n_side, args.m_rank)
+    row_scales = bias = None
+    if outputs.row_scales is not None:
+        row_scales = scales_of_slices(args, tile, n_side if swaps else m_side)
+    if outputs.bias is not None:
+        layout = None if num_products == 1 else args.weight_layout
+        bias = bias_of_slices(outputs, tile, row, n_side.first_row, num_slices, swaps, layout)
+    return Factors(alphas, scales, row_scales, bias)
+
+
+def target_of_tile(
+    args: EpilogueArgs, tile: WorkTile, sides: tuple, columns: Int32, warp_row: Int32, row: Int32
+) -> object:
+    """Returns where the tile's results go: the record that its way to store them takes.
+
+    Args:
+        sides: the tile's M side and N side.
+        columns: columns of the group's output.
+        warp_row, row: first row of the warp, and the thread's row, on the M side.
+    """
+    how = args.out_dtype, args.out_m_major, args.config.swap_ab
+    if args.outputs.scales is not None:
+        return quantized_group(args.outputs, tile, columns, args.out_dtype)
+    if args.out_dtype.width == 16:
+        return staged_target(args.outputs, tile, warp_row, *sides, *how)
+    return row_target(args.outputs, tile, row, *sides, *how)
+
+
+def result_of_slice(
+    args: EpilogueArgs, products: list, factors: Factors, slice_idx: Int32, limit: Float32 | None
+):
+    """Returns the float32 results of a slice, given the slices of its products. All lanes of a warp must call it."""
+    alphas, bias, swaps = factors.alphas, factors.bias, args.config.swap_ab
+    is_dual = len(alphas) > 1
+    if args.integers is not None:
+        result = args.integers.results(products[0], factors.scales, slice_idx, alphas[0])
+    else:
+        if factors.row_scales is not None:
+            products = times_row_scales(products, alphas, factors.row_scales, slice_idx, swaps)
+            alphas = [Float32(1.0)] * len(alphas)
+        if bias is not None and is_dual:
+            products = slices_plus_biases(products, alphas, bias, slice_idx, swaps)
+            alphas = [Float32(1.0)] * len(alphas)
+        result = combine(products, alphas, args.activation, limit)
+    return result if bias is None or is_dual else slice_plus_bias(result, bias, slice_idx, swaps)
+
+
+@cute.jit
+def _exchange_slices(
+    args: EpilogueArgs,
+    source: SliceSource,
+    registers: list,
+    warp_idx: Int32,
+    stage: Int32,
+    is_last: Boolean,
+    turn: Int32,
+) -> tuple:
+    """Sends the slices that other CTAs of a split-K cluster store, and begins to read the first of this CTA's own.
+
+    Args:
+        registers: destinations of slices.
+        stage: of the accumulator, which is released here if the CTA stores none of its slices.
+        is_last: whether this is the CTA's last tile.
+        turn: parity of the exchange.
+
+    Returns:
+        This CTA's first slice, and their number.
+    """
+    exchange, num_slices = args.exchange, source.num_slices
+    wait_for_room(exchange, turn)
+    for slice_idx in cutlass.range(num_slices, unroll=1):
+        if is_sent(exchange, warp_idx, slice_idx, num_slices):
+            _read_slices(source, slice_idx, registers)
+            cute.arch.fence_view_async_tmem_load()
+            send_slice(exchange, registers[0], warp_idx, slice_idx, num_slices)
+    first_slice, num_own = own_slices(exchange, warp_idx, num_slices)
+    if num_own > 0:
+        _read_slices(source, first_slice, registers)
+    else:
+        with cute.arch.elect_one():
+            if is_last:
+                give_back_tmem(args.tmem_unused, args.leader_rank, args.config)
+            else:
+                release(args.acc.empty(stage), args.leader_rank, args.config)
+    wait_for_sums(exchange, warp_idx, num_slices, turn)
+    return first_slice, num_own
+
+
+@cute.jit
+def _store_quantized(
+    args: EpilogueArgs,
+    values: cute.Tensor,
+    held: cute.Tensor,
+    target: QuantizedGroup,
+    place: tuple,
+    slices: tuple,
+    encode: cutlass.Constexpr[Encoding],
+):
+    """Quantizes and stores a slice, or holds its words until the other half of their sector is there.
+
+    Args:
+        held: words of the previous slice.
+        place: the thread's row, and the slice's first column.
+        slices: the slice, the distance to the next one, and the number of slices.
+    """
+    (row, column), (slice_idx, slice_step, num_slices) = place, slices
+    if cutlass.const_expr(args.config.swap_ab):
+        _store_transposed(values, target, row, column, encode)
+    elif cutlass.const_expr(args.exchange is not None or sector_columns(args.out_dtype) == RUN_COLUMNS):
+        # Consecutive slices belong to different CTAs, or fill a sector each: store every run by itself.
+        store_quantized_run(values, target, row, column, encode)
+    else:
+        is_lower = column % sector_columns(args.out_dtype) == 0
+        other = slice_idx + 1 if is_lower else slice_idx - 1
+        is_paired, is_first = other >= 0 and other < num_slices, other == slice_idx + slice_step
+        store_quantized_half(values, held, target, row, column, is_paired, is_first, encode)
 
 
 @cute.jit
