@@ -94,7 +94,7 @@ JUDGEMENTS = (
         "A fault: one barrier is missing between the read of a reduction and its next use.",
     ),
     Judgement(
-        "lightmoe.*(decode-70)",
+        "lightmoe.*decode-70-empty",
         "relative error",
         "A fault of LightMoE: its quantizer puts an expert's scales after the last tile of the previous expert, its product "
         "reads tile `cu[e] // 128 + e`.",

@@ -253,7 +253,7 @@ def _project(text: str) -> tuple[str, Path]:
 
 
 class Record:
-    """Results of earlier runs, one JSON object per line. Runs that passed are not repeated."""
+    """Results of earlier runs, one JSON object per line; the last one of a run counts. Runs that passed are not repeated."""
 
     def __init__(self, path: Path | None):
         """`path` None: stores nothing."""
@@ -264,8 +264,7 @@ class Record:
             entry = json.loads(line)
             key = entry.pop("case"), entry.pop("setting")
             made = entry.pop("made")
-            if key not in self.earlier or not self.earlier[key].passed:
-                self.earlier[key], self.made[key] = Result(**entry), made
+            self.earlier[key], self.made[key] = Result(**entry), made
 
     def passed(self, case: Case, setting: str) -> Result | None:
         """Returns the recorded result of a run if it passed."""

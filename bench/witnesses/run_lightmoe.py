@@ -34,9 +34,9 @@ def pair(x: torch.Tensor) -> torch.Tensor:
     return torch.cat([scale, 1 / scale]).cuda()
 
 
-def route(tokens: int, experts: int) -> tuple[torch.Tensor, torch.Tensor, MoEDispatch]:
-    """Returns experts and weights of tokens, and the plan that sorts their rows."""
-    ids = int32(torch.stack([torch.randperm(experts)[:TOP] for _ in range(tokens)]))
+def route(tokens: int, experts: int, first: int = 0) -> tuple[torch.Tensor, torch.Tensor, MoEDispatch]:
+    """Returns experts (from `first` on) and weights of tokens, and the plan that sorts their rows."""
+    ids = int32(torch.stack([torch.randperm(experts - first)[:TOP] + first for _ in range(tokens)]))
     weights = torch.rand(tokens, TOP).softmax(-1).cuda()
     plan = MoEDispatch(tokens, experts, TOP)
     plan(ids, weights)
@@ -98,11 +98,11 @@ def quantize(form: str) -> None:
     close(nvfp4(q, grouped_scales(sf, ends)) * scales[0].item(), rounded(taken, scales[0].item()), 1e-6)
 
 
-def layer(form: str, tokens: int, activation: str = "swiglu", experts: int = 8) -> None:
-    """Runs a layer of experts in one of its three forms."""
+def layer(form: str, tokens: int, activation: str = "swiglu", experts: int = 8, first: int = 0) -> None:
+    """Runs a layer of experts in one of its three forms; experts before `first` get no rows."""
     gate, up = (rand(experts, INNER, HIDDEN, scale=2 / HIDDEN**0.5) for _ in range(2))
     down, x = rand(experts, HIDDEN, INNER, scale=INNER**-0.5), rand(tokens, HIDDEN)
-    ids, weights, _ = route(tokens, experts)
+    ids, weights, _ = route(tokens, experts, first)
     moe = InferenceMoE(HIDDEN, INNER, experts, TOP, tokens, activation=activation)
     moe.load_weights(*((up, down) if activation == "relu2" else (gate, up, down)))
     w1, w2 = (
@@ -157,6 +157,7 @@ main(
         "decode-5": partial(layer, "run_decode", 5),
         "decode-relu2": partial(layer, "run_decode", 5, "relu2"),
         "decode-70": partial(layer, "run", 70, experts=16),
+        "decode-70-empty": partial(layer, "run", 70, experts=16, first=1),
         "prefill-40": partial(layer, "run_prefill", 40),
         "train": train,
     }

@@ -5,7 +5,7 @@ from nvfp4_cute.bench.public_cases import Case
 NAMES: dict[tuple[str, str], tuple[str, ...]] = {
     ("lightmoe", "sm_100a"): (
         "dense", "grouped", "grouped-pair", "grouped-dynamic", "dispatch", "quantize-rowwise", "quantize-both", "decode-1",
-        "decode-5", "decode-relu2", "decode-70", "prefill-40", "train",
+        "decode-5", "decode-relu2", "decode-70", "decode-70-empty", "prefill-40", "train",
     ),
     ("dist-moe", "sm_100a"): (
         "fprop", "dgrad", "wgrad", "fprop-static", "quantize-mxfp8", "quantize-nvfp4", "fprop-mxfp8", "fprop-nvfp4", "rms-norm",
