@@ -46,7 +46,7 @@ JUDGEMENTS = (
     Judgement(
         r"mapa",
         "exit",
-        "A fault: the peer may exit before its shared memory is read. CUTLASS's guide asks for a cluster barrier at the end.",
+        "A fault: the peer may exit before its shared memory is read. A cluster barrier before the exit orders both.",
     ),
     Judgement(
         r"fmha_bwd|cluster_tmem_reduce",

@@ -38,14 +38,10 @@ WITNESSES: tuple[Case, ...] = tuple(
 )
 
 NOT_CALLED: tuple[tuple[str, str], ...] = (
-    (
-        "DeepGEMM",
-        "54e2261 contains CUDA C++ and no kernel of CuTe DSL; the package index has no wheel that does.",
-    ),
+    ("DeepGEMM", "54e2261 contains CUDA C++ and no kernel of CuTe DSL."),
     (
         "TensorRT-LLM",
-        "the package index has no wheel, and its repository cannot be fetched whole here. FlashInfer has ports of its top-k "
-        "(`public_bugs.md`) and block-scaled grouped kernels.",
+        "no wheel is published. FlashInfer has ports of its top-k and of its block-scaled grouped kernels.",
     ),
     (
         "LightMoE",
@@ -54,18 +50,21 @@ NOT_CALLED: tuple[tuple[str, str], ...] = (
     ("Dist-MoE", "kernels that dispatch and combine over several GPUs: one process has one virtual GPU."),
     (
         "cuDNN frontend",
-        "its norms import `cutlass.primitives`, which CuTe DSL 4.8.1 does not have (two rows show it); attention, convolution "
-        "and linear attention in its Frost templates, about 500 kernels.",
+        "most of its kernels: attention, convolution, linear attention and others built from its Frost templates. Its norms "
+        "import `cutlass.primitives`, which CuTe DSL 4.8.1 does not have, as two rows show.",
     ),
-    ("FlashInfer", "the wheel's fused experts, GDN, KDA, MLA and top-k beyond the rows of its test suite."),
-    ("b12x", "attention, experts, sequence and communication: their plans need a served model's caches."),
+    ("FlashInfer", "fused experts, GDN, KDA and MLA of the wheel, apart from rows of its test suite."),
+    (
+        "b12x",
+        "attention, experts, sequence and communication: not tried, because their plans need caches of a served model.",
+    ),
     (
         "SGLang",
         "its copy of flash-attention, which has rows of its own, and kernels that reduce over several GPUs.",
     ),
     (
         "Liger",
-        "RoPE and the fused linear cross-entropy launch kernels of Triton as well, which the emulator does not run; "
+        "RoPE and the fused linear cross-entropy also launch kernels of Triton, which the emulator does not run; "
         "`liger_cute_kernels` is CUDA C++.",
     ),
 )
