@@ -78,11 +78,11 @@ def run_task(name: str, task: Task) -> Launch | None:
 def planned(name: str, task: Task) -> Launch | None:
     """Returns the launch of a task on a GPU without enqueuing it.
 
-    None from other backends, for a task without work, and while kernels are only planned.
+    Returns None for other backends, for a task without work, and while kernels are only planned.
     """
     if resolve(name, task.device) != "cuda" or task.is_empty or is_planning():
         return None
-    if task.device.type != "cuda":  # checks read integers only there
+    if task.device.type != "cuda":  # only on the CPU, checks of later calls read the integers
         _clear_integers(task)
     from nvfp4_cute.backends import cuda
 
@@ -100,7 +100,7 @@ def _plan(name: str, task: Task) -> None:
 
 
 def _clear_integers(task: Task) -> None:
-    """Clears the integers that a task would write and later operations read, such as ends of groups."""
+    """Sets the integers to 0 that a task would write and later operations read, such as ends of groups."""
     for _, tensor, is_written in task.tensors():
         if is_written and tensor.dtype == torch.int32:
             tensor.zero_()
@@ -117,7 +117,7 @@ def gpu_of(name: str, device: torch.device) -> targets.Gpu:
 
 
 def gpu_of_kernels(name: str, device: torch.device) -> targets.Gpu | None:
-    """Returns what :func:`gpu_of` returns, and None for the reference."""
+    """Returns the GPU of :func:`gpu_of`; None for the reference, which has no kernels."""
     resolved = resolve(name, device)
     return None if resolved == "reference" else _gpu(resolved, device)
 
@@ -131,5 +131,5 @@ def _gpu(resolved: str, device: torch.device) -> targets.Gpu:
 
 @cache
 def _gpu_at(device: torch.device) -> targets.Gpu:
-    """Caches what torch needs many calls for, while layers ask in each call."""
+    """Caches the GPU of a device, because layers ask in each call and torch needs many Python calls to answer."""
     return targets.gpu_of(device)

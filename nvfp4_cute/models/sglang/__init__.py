@@ -1,6 +1,6 @@
-"""The plug-in with which SGLang serves NVFP4 checkpoints of ModelOpt; SGLang finds it by the entry point ``sglang.srt.plugins``.
+"""SGLang plug-in that serves NVFP4 checkpoints of ModelOpt. SGLang finds it by the entry point group ``sglang.srt.plugins``.
 
-With this package and SGLang installed, run ``sglang serve --model-path FOLDER-NVFP4``. ``SGLANG_PLUGINS=none`` loads no plug-in.
+Install this package next to SGLang and run ``sglang serve --model-path FOLDER-NVFP4``. ``SGLANG_PLUGINS=none`` loads no plug-in.
 """
 
 import logging
@@ -15,7 +15,7 @@ METHOD = "modelopt_fp4"
 def register() -> None:
     """Replaces SGLang's method for NVFP4 checkpoints. SGLang calls this in each of its processes.
 
-    If the installed SGLang lacks something that the plug-in needs, the log says so and SGLang continues without it.
+    If the installed SGLang lacks something that the plug-in needs, logs an error and leaves SGLang's own method in place.
     """
     try:
         methods, linear = import_module(QUANTIZATION), import_module(LINEAR)
@@ -23,7 +23,7 @@ def register() -> None:
         tables = [methods.BASE_QUANTIZATION_METHODS, methods.QUANTIZATION_METHODS]
         loaders = linear.WEIGHT_LOADER_V2_SUPPORTED
     except (ImportError, AttributeError) as error:
-        # The name is below SGLang's own logger, whose handlers print the message.
+        # A child of SGLang's logger, whose handlers print the message.
         logging.getLogger("sglang.nvfp4_cute").error(
             "nvfp4_cute: this SGLang lacks what the plug-in needs (%s); NVFP4 checkpoints go to SGLang's own kernels",
             error,

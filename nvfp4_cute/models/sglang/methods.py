@@ -1,7 +1,7 @@
 """Linear layers and experts of NVFP4 checkpoints in SGLang.
 
-SGLang's loaders fill parameters of the names and shapes that ModelOpt's checkpoints have. After loading, modules of this package
-take over their contents and compute.
+Parameters have the names and shapes of ModelOpt's checkpoints, so SGLang's loaders fill them. After loading, modules of this
+package take over the tensors and compute the layers.
 """
 
 from contextlib import suppress
@@ -26,12 +26,12 @@ from nvfp4_cute.models.checkpoints.stored import Scheme, StoredExperts, StoredLi
 from nvfp4_cute.models.layers import ACTIVATION_CHOICES, LayerActivations, experts_module, linear_module
 from nvfp4_cute.nn import prepare
 
-# ModelOpt's name of weight-only NVFP4, which SGLang's config refuses, and its name of NVFP4 with 4-bit activations.
+# ModelOpt's names of weight-only NVFP4, which SGLang's config refuses, and of NVFP4 with 4-bit activations.
 WEIGHT_ONLY, BOTH = "W4A16_NVFP4", "NVFP4"
 # Names in checkpoints: packed data, block scales, and the float32 global scales of weights and of activations.
 WEIGHT, SCALE, WEIGHT_FACTOR, INPUT_FACTOR = "weight", "weight_scale", "weight_scale_2", "input_scale"
 WAY_OUT = "start SGLang with SGLANG_PLUGINS=none to use its own kernels"
-# Activations with and without a gate, by their common names. SGLang's "gelu" is another function in each of its kernels.
+# Activation functions of experts with and without a gate. "gelu" is left out, because SGLang's kernels disagree on what it means.
 GATED: tuple[ActivationName, ...] = ("silu",)
 UNGATED: tuple[ActivationName, ...] = ("silu", "relu2")
 
@@ -40,7 +40,7 @@ class NVFP4Config(ModelOptFp4Config):
     """``quantization_config`` of a ModelOpt checkpoint whose layers are NVFP4, with 4-bit or 16-bit activations.
 
     Attributes:
-        keeps_16_bits: whether the checkpoint is weight-only.
+        keeps_16_bits: whether activations stay in 16 bits, because the checkpoint is weight-only.
     """
 
     keeps_16_bits = False
@@ -63,7 +63,7 @@ class NVFP4Config(ModelOptFp4Config):
 
     @property
     def scheme(self) -> Scheme:
-        """How the quantized layers are quantized."""
+        """Formats of weights and activations of the quantized layers."""
         if self.keeps_16_bits:
             return Scheme(WEIGHT_ONLY, NVFP4.name, None)
         return Scheme(BOTH, NVFP4.name, NVFP4.name)
@@ -103,7 +103,7 @@ class NVFP4LinearMethod(LinearMethodBase):
             layer.register_parameter("pre_quant_scale", made)
 
     def process_weights_after_loading(self, layer: Any) -> None:
-        """Checks what was loaded, and makes the modules of ``layer.nvfp4``, which compute.
+        """Checks the loaded tensors, and makes ``layer.nvfp4``: the modules that compute the layer or its parts.
 
         Raises:
             CheckpointError: a global scale is missing, zero or not finite.
@@ -126,7 +126,7 @@ class NVFP4LinearMethod(LinearMethodBase):
                 type(layer).__name__, scheme, weight, inputs, None, taken.get("pre_quant_scale")
             )
             modules.append(linear_module(stored, None, dtype=dtype, device=device, activations=activations()))
-        # The parameter ``weight`` stays, because other code of SGLang looks at it.
+        # ``weight`` stays a parameter, because other code of SGLang reads it.
         layer.nvfp4 = torch.nn.ModuleList(modules)
         if device.type == "cuda":
             keys = [prepare.linear_kernels(module, k, most_rows(), dtype, device) for module in modules]
@@ -145,7 +145,7 @@ class ModelOptExperts(ModelOptNvFp4FusedMoEMethod):
     SGLang's loader looks for "ModelOpt" in the name of the class.
     """
 
-    # Questions of SGLang about the kernels of others.
+    # SGLang asks whether weights need the order of other libraries' kernels.
     enable_flashinfer_trtllm_moe = use_flashinfer_trtllm_weight_layout = load_up_proj_weight_first = False
 
     def __init__(self, quant_config: NVFP4Config):
@@ -178,7 +178,7 @@ class ModelOptExperts(ModelOptNvFp4FusedMoEMethod):
             for name, made in matrices((num_experts, rows), k).items():
                 own = ModelWeightParameter(data=made, input_dim=1, output_dim=2, weight_loader=loader)
                 layer.register_parameter(f"{side}_{name}", own)
-            # Scales of activations are loaded for the experts of all ranks.
+            # SGLang loads scales of activations for the experts of all ranks.
             for name, count in ((WEIGHT_FACTOR, num_experts), (INPUT_FACTOR, layer.num_experts)):
                 shape = (count, sides) if side == "w13" and sides > 1 else (count,)
                 numbers = PerTensorScaleParameter(data=unknown(*shape), weight_loader=loader)
@@ -186,12 +186,12 @@ class ModelOptExperts(ModelOptNvFp4FusedMoEMethod):
                 layer.register_parameter(f"{side}_{name}", numbers)
 
     def create_moe_runner(self, layer: torch.nn.Module, moe_runner_config: Any) -> None:
-        """Keeps the config. Routing weights then come without the layer's scaling factor, as for SGLang's Marlin kernels."""
+        """Keeps the config. With the Marlin backend, SGLang's router leaves the layer's scaling factor to ``apply``."""
         self.moe_runner_config = moe_runner_config
         self._moe_runner_backend = MoeRunnerBackend.MARLIN
 
     def process_weights_after_loading(self, layer: Any) -> None:
-        """Checks the loaded tensors, and makes ``layer.nvfp4``, which computes.
+        """Checks the loaded tensors, and makes ``layer.nvfp4``, the module that computes the experts.
 
         Raises:
             CheckpointError: a global scale is missing, zero or not finite.
@@ -216,7 +216,7 @@ class ModelOptExperts(ModelOptNvFp4FusedMoEMethod):
             prepare.load(prepare.expert_kernels(layer.nvfp4, *sizes, dtype, device), device)
 
     def _side(self, layer: Any, side: str) -> tuple[BlockScaledTensor, torch.Tensor, torch.Tensor | None]:
-        """Returns a projection's weights, their global scales [E, 1 or 2], and those of activations [E]; deletes parameters."""
+        """Removes a projection's parameters. Returns weights, their global scales [E, 1 or 2], and those of activations [E]."""
         taken = {
             name: layer._parameters.pop(f"{side}_{name}").data
             for name in (WEIGHT, SCALE, WEIGHT_FACTOR, INPUT_FACTOR)
@@ -230,7 +230,7 @@ class ModelOptExperts(ModelOptNvFp4FusedMoEMethod):
         return weight, factors, known(f"{side}_{INPUT_FACTOR}", own).reshape(count, -1).amax(1)
 
     def apply(self, layer: Any, dispatch_output: Any) -> StandardCombineInput:
-        """Computes the experts' sum for every row. Experts of other ranks have id -1."""
+        """Returns the weighted sum of the experts' results per row. Ids of -1 are experts of other ranks."""
         x, chosen, config = dispatch_output.hidden_states, dispatch_output.topk_output, self.moe_runner_config
         weights = chosen.topk_weights
         if config.routed_scaling_factor is not None:
@@ -241,7 +241,7 @@ class ModelOptExperts(ModelOptNvFp4FusedMoEMethod):
 
 
 def activation_of(config: Any) -> Activation:
-    """Returns the activation of a layer. Raises UnsupportedProblem by name for one that no kernel computes."""
+    """Returns the activation function of a layer's experts. Raises UnsupportedProblem for one that the plug-in does not have."""
     names = GATED if config.is_gated else UNGATED
     name = next((one for one in names if one == config.activation), None)
     limit = config.swiglu_limit or None
@@ -255,13 +255,13 @@ def activation_of(config: Any) -> Activation:
 
 
 def activations() -> LayerActivations:
-    """Returns the activations of W4A4 layers that the environment asks for; by default they choose by the rows of each call."""
+    """Returns the activations of W4A4 layers, from the environment. By default, and for "fp8", each call chooses by its rows."""
     chosen = ACTIVATION_CHOICES[env.activations() or "auto"]
     return "by_rows" if chosen == "fp8" else chosen
 
 
 def matrices(rows: tuple[int, ...], k: int) -> dict[str, torch.Tensor]:
-    """Makes the data and block scales of weights [*rows, K], uninitialized, by their names in checkpoints."""
+    """Makes uninitialized data and block scales of weights [*rows, K], by their names in checkpoints."""
     return {
         WEIGHT: torch.empty(*rows, NVFP4.row_bytes(k), dtype=torch.uint8),
         SCALE: torch.empty(*rows, NVFP4.num_k_blocks(k), dtype=torch.float8_e4m3fn),
@@ -269,12 +269,12 @@ def matrices(rows: tuple[int, ...], k: int) -> dict[str, torch.Tensor]:
 
 
 def unknown(*shape: int) -> torch.Tensor:
-    """Makes numbers that are NaN until a file's are loaded."""
+    """Makes float32 scales that are NaN until a file's scales are loaded."""
     return torch.full(shape, torch.nan, dtype=torch.float32)
 
 
 def known(name: str, numbers: torch.Tensor) -> torch.Tensor:
-    """Returns numbers that were loaded. Raises CheckpointError if one is missing, not positive or not finite."""
+    """Returns loaded scales. Raises CheckpointError if one is missing, not positive or not finite."""
     if not bool(((numbers > 0) & numbers.isfinite()).all()):
         raise CheckpointError(
             f"{name} has {numbers.flatten()[:4].tolist()}: a file of the checkpoint is missing, or the scale is zero or not "
@@ -289,12 +289,10 @@ def halves_swapped(rows: torch.Tensor) -> torch.Tensor:
 
 
 def most_rows() -> int:
-    """Returns the largest number of rows of a step, from SGLang's arguments; ``prepare.MAX_ROWS`` where these say nothing."""
+    """Returns the largest number of rows per call, from SGLang's arguments; ``prepare.MAX_ROWS`` if they have no limit."""
     given = None
-    places = (
-        ("runtime_context", "get_schedule"),
-        ("server_args", "get_global_server_args"),
-    )  # new and old versions
+    # Newer and older versions of SGLang.
+    places = (("runtime_context", "get_schedule"), ("server_args", "get_global_server_args"))
     for module, name in places:
         with suppress(ImportError, AttributeError, RuntimeError, ValueError):
             given = getattr(import_module(f"sglang.srt.{module}"), name)()

@@ -1,8 +1,8 @@
-"""Keeps vLLM from running a stored graph of other layers.
+"""Adds the layers to the key of vLLM's stored graphs, so that vLLM never runs the graph of other layers.
 
-vLLM stores compiled graphs by its own configs, and runs a stored graph without guards. These configs say nothing about
-NVFP4_CUTE_ACTIVATIONS, or about a checkpoint that was written again into the same folder, but a graph holds the layers' modes
-and expects exactly their tensors.
+vLLM stores compiled graphs by a hash of its configs, and runs a stored graph without guards. A graph contains the modes of the
+layers and expects exactly their tensors. Both change with NVFP4_CUTE_ACTIVATIONS, and when a checkpoint is written again into the
+same folder, but vLLM's configs do not.
 """
 
 import hashlib
@@ -15,13 +15,13 @@ from nvfp4_cute.models.vllm.taken import NAME
 
 
 def kind_of(layer: torch.nn.Module) -> tuple[Any, ...]:
-    """Returns a layer's modes, and the names, extents and dtypes of its tensors."""
+    """Returns a layer's modes, and the names, shapes, strides and dtypes of its tensors."""
     tensors = (*layer.named_buffers(), *layer.named_parameters())
     return (repr(layer), *((name, tuple(t.shape), t.stride(), t.dtype) for name, t in tensors))
 
 
 def add_to_key(config: Any, name: str, layer: torch.nn.Module) -> None:
-    """Adds a layer to the key of the model's graphs: to ``additional_config``, from which vLLM computes it.
+    """Adds a layer to ``additional_config``, which vLLM hashes into the key of the model's graphs.
 
     Args:
         config: vLLM's config of the model.
