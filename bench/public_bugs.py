@@ -186,14 +186,14 @@ BUGS = (
 NOT_NAMED = (
     (
         "CUTLASS #3165",
-        "Four groups of 512, 32, 32 and 640 rows in clusters of 2 CTAs end without an error. PTX asks that "
-        "`fence.proxy.tensormap` with acquire, or a warp that knows of one, stands between the edit of a tensor map and "
-        "its use, and that no edit meets a copy that still reads the map. The checker models both, and the example keeps "
-        "both. The report names no cause, and the example and its tensor maps did not change up to CUTLASS 4.7.",
+        "Four groups of 512, 32, 32 and 640 rows in clusters of 2 CTAs end without an error. PTX requires an acquiring "
+        "`fence.proxy.tensormap`, in the same warp or one ordered before it, between the edit of a tensor map and its use, "
+        "and no edit while a copy still reads the map. The checker models both rules, and the example keeps both. The "
+        "report names no cause, and the example and its tensor maps did not change up to CUTLASS 4.7.",
     ),
     (
         "SGLang #32907",
-        "PTX asks that a CTA of a cluster lives until its peers' accesses to its shared memory and barriers are complete. "
+        "PTX requires that a CTA of a cluster lives until its peers' accesses to its shared memory and barriers are complete. "
         "No access to a CTA is under way when it exits. The kernel stops at another error, before and after the fix: the "
         "wait for parity 1 of `bar_tmem_alloc` may pass before phase 0 is complete, so the second CTA frees tensor memory "
         "in use.",

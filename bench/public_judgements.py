@@ -1,4 +1,4 @@
-"""Our judgement of findings in public kernels: whose fault it is, and what it means on a GPU."""
+"""Judgements of the checker's findings in public kernels: whether a finding is a fault, and what it means on a GPU."""
 
 import re
 from dataclasses import dataclass
@@ -8,11 +8,11 @@ from nvfp4_cute.bench.public_cases import Case
 
 @dataclass(frozen=True)
 class Judgement:
-    """A judgement of findings.
+    """A judgement of the findings that it matches.
 
     Attributes:
-        case, message: regular expressions on the case and on the finding.
-        text: what we hold of it.
+        case, message: regular expressions that are searched in the case and in the finding.
+        text: our judgement.
     """
 
     case: str
@@ -23,25 +23,31 @@ class Judgement:
 JUDGEMENTS = (
     Judgement(
         "",
-        "ProxyKind|cannot import name|has no attribute|No module named 'cutlass|Segfault encountered",
+        "ProxyKind|cannot import name|has no attribute|No module named 'cutlass",
+        "Not run: the script needs another version of CuTe DSL.",
+    ),
+    Judgement(
+        r"cutlass-4\.3/",
+        "Segfault encountered",
         "Not run: the script needs another version of CuTe DSL.",
     ),
     Judgement(
         "",
         r"exit: .*tcgen05\.commit|uninitialised: tcgen05\.mma",
-        "Right by the text of PTX, and no GPU was seen to do wrong: the last arrival of attention kernels, and rows past the end "
-        "of a sequence. A warning since.",
+        "Right by the text of PTX, but no GPU is known to fail: the last arrival of attention kernels, and rows past the end of "
+        "a sequence. The checker now reports a warning.",
     ),
     Judgement(
         r"sm_120a cute/blackwell_geforce",
         "early-release",
-        "Right by the PTX memory model, harmless if the machine code waits for the load before the arrival; we did not read it.",
+        "Right by the PTX memory model. Harmless if the machine code waits for the load before the arrival, which we did not "
+        "check.",
     ),
     Judgement(
         "",
         r"exit: .*(TMA store|bulk store|st\.async)",
         "A fault by PTX: shared memory must live until the store has read it. An SM keeps the memory of a CTA "
-        "that exits until another CTA takes it, so a failure needs a later CTA on the same SM.",
+        "that exited until another CTA gets it, so a failure needs a later CTA on the same SM.",
     ),
     Judgement(
         r"mapa",
@@ -51,25 +57,25 @@ JUDGEMENTS = (
     Judgement(
         r"fmha_bwd|cluster_tmem_reduce",
         "race|not allocated|tcgen05",
-        "A fault: tensor memory is freed or read without an order to the operation that uses it; other orders of the same "
-        "program give an error (lazy, random).",
+        "A fault: tensor memory is freed or read without an order to the operation that uses it. The settings lazy and random "
+        "run the same program in other orders, which end with an error.",
     ),
     Judgement(
         "",
         "remote-arrival-scope",
         "A fault by PTX: an arrival of CTA scope does not order memory for another CTA of the cluster. CUTLASS #3643 is of "
-        "this kind and was mended.",
+        "this kind and was fixed.",
     ),
     Judgement(
         "",
         "proxy-fence",
-        "Right by the text of PTX: `cp.async` is of the generic proxy. CUTLASS, FlashAttention 4 and FlashInfer omit the "
-        "fence on silicon; a warning since.",
+        "Right by the text of PTX: `cp.async` is of the generic proxy. CUTLASS, FlashAttention 4 and FlashInfer omit the fence "
+        "and run on GPUs. The checker now reports a warning.",
     ),
     Judgement(
         "cudnn.*nsa-selection",
         "shfl.sync",
-        "A fault: lanes 16 to 31 execute a shuffle whose mask names lanes 0 to 15 only: undefined in PTX.",
+        "A fault: lanes 16 to 31 execute a shuffle whose mask names lanes 0 to 15 only, which PTX leaves undefined.",
     ),
     Judgement(
         "sglang.*(fused-a-gemm)",
@@ -85,8 +91,8 @@ JUDGEMENTS = (
     Judgement(
         "sglang.*dual-gemm",
         "tensor-memory",
-        "A fault, not reported upstream that we know: the wait for parity 1 of a barrier may pass before phase 0 is complete, "
-        "so the second CTA frees tensor memory that a product uses.",
+        "A fault, as far as we know not reported upstream: the wait for parity 1 of a barrier may pass before phase 0 is "
+        "complete, so the second CTA frees tensor memory that a product uses.",
     ),
     Judgement(
         "06_softmax",
@@ -96,8 +102,8 @@ JUDGEMENTS = (
     Judgement(
         "lightmoe.*decode-70-empty",
         "relative error",
-        "A fault of LightMoE: its quantizer puts an expert's scales after the last tile of the previous expert, its product "
-        "reads tile `cu[e] // 128 + e`.",
+        "A fault of LightMoE: its quantizer puts an expert's scales after the last tile of the previous expert, but its product "
+        "reads them from tile `cu[e] // 128 + e`.",
     ),
     Judgement(
         "lightmoe.*train",
@@ -107,14 +113,14 @@ JUDGEMENTS = (
     Judgement(
         "sglang.*bf16-gemm",
         "bar_tmem|parity|tcgen05|phase",
-        "A fault: the wait for parity 1 of `bar_tmem_alloc` may pass before phase 0 is complete; FlashInfer mended the line.",
+        "A fault: the wait for parity 1 of `bar_tmem_alloc` may pass before phase 0 is complete. FlashInfer fixed this line.",
     ),
 )
-"""The first one that matches counts."""
+"""The first match counts."""
 
 
 def judgement(case: Case, verdict: str, message: str) -> str:
-    """Returns the judgement of a run that did not pass."""
+    """Returns the judgement of a run that did not pass. message: first line of its finding or error."""
     for one in JUDGEMENTS:
         if re.search(one.case, str(case)) and re.search(one.message, message):
             return one.text

@@ -12,7 +12,7 @@ from nvfp4_cute.bench.witnesses.support import blocked, close, main, rand
 
 
 def prepared(plan: Any, run: Any) -> None:
-    """Prepares a plan without a search, and runs a call."""
+    """Prepares a plan with its default configuration, and runs the call."""
     prepare_default(
         PreparationRequest(name="call", plan=plan, prepare_call=lambda state: PreparedCall(run=run))
     )
@@ -20,7 +20,7 @@ def prepared(plan: Any, run: Any) -> None:
 
 
 def codes(x: torch.Tensor, scale: float) -> tuple[torch.Tensor, torch.Tensor]:
-    """Quantizes to NVFP4 with a multiplier. Returns packed data and blocked scales."""
+    """Quantizes ``x * scale`` to NVFP4. Returns packed data and blocked scales."""
     rows, columns = x.shape
     plan = nvfp4.plan(rows, columns)
     made = nvfp4.allocate_outputs(plan)
@@ -40,7 +40,7 @@ def quantize_nvfp4() -> None:
 
 
 def quantize_mxfp8() -> None:
-    """Compares values after quantization with those before, by row-major scales."""
+    """Compares values after quantization with those before. Reads the row-major scales."""
     x = rand(128, 256)
     values = torch.empty(128, 256, dtype=torch.float8_e4m3fn, device="cuda")
     rows = torch.zeros(128, 8, dtype=torch.uint8, device="cuda")

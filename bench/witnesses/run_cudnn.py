@@ -12,12 +12,12 @@ from nvfp4_cute.bench.witnesses.support import close, int32, main, rand
 
 
 def columns(x: torch.Tensor) -> torch.Tensor:
-    """Returns ``[rows, columns, 1]`` with rows of consecutive values."""
+    """Returns a matrix as ``[rows, columns, 1]``."""
     return x.unsqueeze(-1)
 
 
 def scales(rows: int, depth: int) -> torch.Tensor:
-    """Returns scales of one of MXFP8, in blocks of 128 rows."""
+    """Returns MXFP8 scales of 1, in blocks of 128 rows."""
     ones = torch.full((1, -(-rows // 128), -(-depth // 128), 32, 4, 4), 127, dtype=torch.uint8, device="cuda")
     return ones.view(torch.float8_e8m0fnu).permute(3, 4, 1, 5, 2, 0)
 
@@ -46,7 +46,7 @@ def swiglu() -> None:
 
 
 def rht() -> None:
-    """Normalizes and applies a Hadamard transform of 16."""
+    """Compares an RMS norm followed by a Hadamard transform of 16 values."""
     from cudnn.rmsnorm_rht_amax.api import rmsnorm_rht_amax_wrapper_sm100
 
     x, w = rand(16, 2048), rand(2048)
@@ -89,7 +89,7 @@ def convolution() -> None:
 
 
 def rope() -> None:
-    """Compares the gradient before a rotation, packed as QKV."""
+    """Compares the gradient of Q, K and V before the rotation, packed into one tensor."""
     from cudnn.rope.api import vision_rope_backward_wrapper
 
     tokens = 32
@@ -106,7 +106,7 @@ def rope() -> None:
 
 
 def selection() -> None:
-    """Two sequences of 128 tokens, four query heads per key head, four blocks of 64 keys at most."""
+    """Compares attention of a sequence of 128 tokens: 16 query heads share a key head, and select both blocks of 64 keys."""
     from cudnn.native_sparse_attention.selection.api import selection_attention_wrapper
 
     tokens, heads = 128, 16
@@ -132,7 +132,7 @@ def selection() -> None:
 
 
 def bare(name: str, *arguments: str) -> None:
-    """Runs a kernel whose faults were reported; nothing compares its results."""
+    """Runs a kernel with a reported fault. Its results are not compared."""
     spec = importlib.util.find_spec("cudnn")
     assert spec is not None and spec.origin is not None
     getattr(public_bug_runs, name)(Path(spec.origin).parents[1], (), *arguments)

@@ -1,4 +1,4 @@
-"""Dist-MoE: the kernels that one GPU can run: grouped products, quantizers, norms."""
+"""Dist-MoE: kernels that one GPU can run, such as grouped products, quantizers and norms."""
 
 from functools import partial
 
@@ -35,7 +35,7 @@ def quantized(x: torch.Tensor, name: str, is_blocked: bool) -> tuple[torch.Tenso
 
 
 def values(x: torch.Tensor, name: str) -> torch.Tensor:
-    """Returns what a tensor is once quantized, in float64, by the same quantizer with row-major scales."""
+    """Returns the values of a tensor after quantization, in float64. Uses the package's quantizer with row-major scales."""
     data, scale = (part.cpu() for part in quantized(x, name, is_blocked=False))
     if name == "NVFP4":
         return nvfp4(data, scale.double())

@@ -12,14 +12,14 @@ ROWS, N, K = 128, 128, 256
 
 
 def top_k() -> None:
-    """Runs the kernel whose fault was reported; nothing compares its results."""
+    """Runs the kernel with a reported fault. Its results are not compared."""
     spec = importlib.util.find_spec("flashinfer")
     assert spec is not None and spec.origin is not None
     public_bug_runs.top_k(Path(spec.origin).parents[1], ())
 
 
 def masked() -> None:
-    """Two groups of 128 and 40 rows of NVFP4."""
+    """Multiplies two groups of 128 and 40 rows of NVFP4."""
     from flashinfer.gemm import grouped_gemm_nt_masked
 
     from nvfp4_cute import quantize

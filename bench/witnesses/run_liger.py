@@ -15,7 +15,7 @@ Function = Callable[..., torch.Tensor]
 
 
 def compare(function: Function, reference: Function, *inputs: torch.Tensor) -> None:
-    """Compares a function of `inputs` and its gradients; inputs that are not floating point have none."""
+    """Compares a function of `inputs` and its gradients. Inputs that are not floating point have no gradient."""
     given = [x.detach().requires_grad_() if x.is_floating_point() else x for x in inputs]
     exact = [x.detach().cpu().float().requires_grad_() if x.is_floating_point() else x.cpu() for x in inputs]
     found, expected = function(*given), reference(*exact)
@@ -41,7 +41,7 @@ def added(x: torch.Tensor, r: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
 
 
 def of(name: str, reference: Function, *shapes: tuple[int, ...], **options: object) -> Callable[[], None]:
-    """Returns a run of an operation whose inputs are normally distributed."""
+    """Returns a function that compares an operation on normally distributed inputs."""
     run = lambda *inputs: getattr(functional, name)(*inputs, impl=IMPL, **options)
     return lambda: compare(run, reference, *(rand(*shape) for shape in shapes))
 

@@ -1,4 +1,4 @@
-"""LightMoE: products, quantizers, routing, and layers of experts to infer and to train."""
+"""LightMoE: products, quantizers, routing, and layers of experts for inference and training."""
 
 from functools import partial
 
@@ -20,16 +20,15 @@ def empty(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
     return torch.zeros(shape, dtype=dtype, device="cuda")
 
 
-def codes(*shape: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Returns room for data of NVFP4 and for its scales: tiles of 128 rows, one more per expert."""
-    rows, columns, experts = shape
+def codes(rows: int, columns: int, experts: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Allocates NVFP4 data and its scales: tiles of 128 rows, and one more tile per expert."""
     tiles = -(-rows // 128) + experts
     scale = empty(1, tiles, columns // 64, 32, 4, 4, dtype=torch.float8_e4m3fn)
     return empty(rows, columns // 2, dtype=torch.uint8), scale
 
 
 def pair(x: torch.Tensor) -> torch.Tensor:
-    """Returns a global scale, away from ties of the quantizer, and its inverse."""
+    """Returns a global scale and its inverse. The factor 1.0371 keeps values off the quantizer's ties."""
     scale = (x.float().abs().amax() / 2688 * 1.0371).reshape(1)
     return torch.cat([scale, 1 / scale]).cuda()
 
@@ -99,7 +98,7 @@ def quantize(form: str) -> None:
 
 
 def layer(form: str, tokens: int, activation: str = "swiglu", experts: int = 8, first: int = 0) -> None:
-    """Runs a layer of experts in one of its three forms; experts before `first` get no rows."""
+    """Compares a layer of experts in one of its three forms. Experts before `first` get no rows."""
     gate, up = (rand(experts, INNER, HIDDEN, scale=2 / HIDDEN**0.5) for _ in range(2))
     down, x = rand(experts, HIDDEN, INNER, scale=INNER**-0.5), rand(tokens, HIDDEN)
     ids, weights, _ = route(tokens, experts, first)
@@ -109,9 +108,7 @@ def layer(form: str, tokens: int, activation: str = "swiglu", experts: int = 8, 
         torch.stack([nvfp4(q, blocked(s, q.shape[0])) for q, s in zip(data, scale, strict=True)]) * g.item()
         for data, scale, g in ((moe.qb1, moe.sfb1, moe.p_w1), (moe.qb2, moe.sfb2, moe.p_w2))
     )
-    scale = (
-        float(x.float().abs().amax()) / 2688 * 1.0371
-    )  # values of bfloat16 are not on ties of the quantizer
+    scale = float(x.float().abs().amax()) / 2688 * 1.0371  # as in pair
     first = (w1[ids.cpu().long()] @ rounded(x, scale)[:, None, :, None]).squeeze(-1)
     silu = torch.nn.functional.silu
     inner = first.relu() ** 2 if activation == "relu2" else silu(first[..., 0::2]) * first[..., 1::2]

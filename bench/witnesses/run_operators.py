@@ -1,4 +1,4 @@
-"""CUTLASS Operators: one operator of each class that takes the operands."""
+"""CUTLASS Operators: operators of each class that accept float16 operands."""
 
 from functools import partial
 
@@ -11,7 +11,7 @@ SIZE = 256
 
 
 def product(name: str, *which: int) -> None:
-    """Runs operators of a class, by their indices among those that take the operands."""
+    """Multiplies with operators of a class. which: their indices among those that accept the operands."""
     a, b = rand(SIZE, SIZE, dtype=torch.float16), rand(SIZE, SIZE, dtype=torch.float16)
     out = torch.empty(SIZE, SIZE, dtype=torch.float16, device="cuda")
     major, minor = torch.cuda.get_device_capability()

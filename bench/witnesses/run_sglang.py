@@ -1,4 +1,4 @@
-"""SGLang: products, norms, routers and decode steps of linear attention, without the imports of the server."""
+"""SGLang: products, norms, routers and linear attention, without the imports of the server."""
 
 import importlib
 import importlib.util
@@ -87,7 +87,7 @@ def norm(kind: str) -> None:
 
 
 def decode(family: str, count: int) -> None:
-    """One step of a delta rule with gates for `count` sequences of one head."""
+    """Compares a decoding step of the gated delta rule for `count` sequences of one head."""
     q, k, v = (rand(count, 1, 1, DIM) for _ in range(3))
     a = rand(count, 1, 1, DIM) if family == "kda" else rand(count, 1, 1)
     b, log, bias = rand(count, 1, 1), rand(1, dtype=torch.float32), rand(*a.shape[2:])
@@ -108,7 +108,7 @@ def decode(family: str, count: int) -> None:
 
 
 def prefill(name: str) -> None:
-    """Runs a kernel of the prefill of linear attention; nothing compares its results."""
+    """Runs a prefill kernel of linear attention. Its results are not compared."""
     getattr(public_bug_runs, name)(OPS.parents[2], ())
 
 

@@ -1,4 +1,4 @@
-"""What the calls of packages share: operands, references in float64, and the choice of a kernel by name."""
+"""Shared by the files of this folder: operands, references in float64, and the choice of a kernel by name."""
 
 import sys
 from collections.abc import Callable
@@ -37,7 +37,7 @@ def int32(values: list[int] | torch.Tensor) -> torch.Tensor:
 
 
 def blocked(scale: torch.Tensor, rows: int) -> torch.Tensor:
-    """Returns scales ``[rows / 128, K / 64, 32, 4, 4]`` of FP8 as float64 ``[rows, K / 16]``."""
+    """Returns FP8 scales ``[rows / 128, K / 64, 32, 4, 4]`` as row-major float64 ``[rows, K / 16]``."""
     bits = scale.cpu().contiguous().view(torch.float8_e4m3fn).double()
     tiles, columns = bits.shape[:2]
     return bits.permute(0, 3, 2, 1, 4).reshape(tiles * 128, columns * 4)[:rows]
@@ -50,7 +50,7 @@ def nvfp4(data: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
 
 
 def rounded(x: torch.Tensor, global_scale: float) -> torch.Tensor:
-    """Returns values in float64 as NVFP4 stores them: blocks of 16 along the last axis, scale ``amax / 6`` of FP8."""
+    """Returns ``x`` rounded to NVFP4, in float64: blocks of 16 along the last axis with the FP8 scale ``amax / 6``."""
     blocks = (x.cpu().double() / global_scale).unflatten(-1, (-1, 16))
     scale = (blocks.abs().amax(-1, keepdim=True) / 6).clamp(max=448).float().to(torch.float8_e4m3fn).double()
     y = torch.where(scale > 0, blocks / scale, torch.zeros_like(blocks)).clamp(-6, 6)
@@ -60,6 +60,6 @@ def rounded(x: torch.Tensor, global_scale: float) -> torch.Tensor:
 
 
 def ragged(sizes: list[int], a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """Returns ``a[rows of g] @ b[g].T`` in float64, groups one after the other."""
+    """Returns ``a[rows of g] @ b[g].T`` of all groups ``g`` in float64, concatenated. sizes: rows per group."""
     rows = a.cpu().double().split(sizes)
     return torch.cat([x @ w.T for x, w in zip(rows, b.cpu().double(), strict=True)])

@@ -1,4 +1,4 @@
-"""Rows of the public table whose kernels are called from wheels, and kernels that are not called."""
+"""Kernels of wheels with rows in `bench/results/public_kernels.md`, and kernels without a row."""
 
 from nvfp4_cute.bench.public_cases import Case
 
@@ -29,7 +29,7 @@ NAMES: dict[tuple[str, str], tuple[str, ...]] = {
     ("operators", "sm_100a"): ("persistent", "preferred-cluster", "custom-epilogue", "sm80"),
     ("sonic-moe", "sm_100a"): ("softmax-over-top-k", "top-k-over-softmax"),
 }  # fmt: skip
-"""Kernels of each project and architecture, as the file of the project names them."""
+"""Names of the kernels by project and architecture; keys of ``main``'s argument in the project's file."""
 
 WITNESSES: tuple[Case, ...] = tuple(
     Case(f"run_{project.removesuffix('-wheel').replace('-', '_')}.py", arch, name, project)
@@ -41,22 +41,25 @@ NOT_CALLED: tuple[tuple[str, str], ...] = (
     ("DeepGEMM", "54e2261 contains CUDA C++ and no kernel of CuTe DSL."),
     (
         "TensorRT-LLM",
-        "no wheel is published. FlashInfer has ports of its top-k and of its block-scaled grouped kernels.",
+        "It publishes no wheel. FlashInfer has ports of its top-k and of its block-scaled grouped kernels.",
     ),
     (
         "LightMoE",
-        "wgrad with a persistent scheduler, which the package never calls: the emulator names its hang.",
+        "wgrad with a persistent scheduler: the package never calls it, and the emulator reports that it hangs.",
     ),
-    ("Dist-MoE", "kernels that dispatch and combine over several GPUs: one process has one virtual GPU."),
+    (
+        "Dist-MoE",
+        "kernels that dispatch and combine over several GPUs, because a process has one virtual GPU.",
+    ),
     (
         "cuDNN frontend",
-        "most of its kernels: attention, convolution, linear attention and others built from its Frost templates. Its norms "
+        "most of its kernels: attention, convolution, linear attention and others that its Frost templates build. Its norms "
         "import `cutlass.primitives`, which CuTe DSL 4.8.1 does not have, as two rows show.",
     ),
-    ("FlashInfer", "fused experts, GDN, KDA and MLA of the wheel, apart from rows of its test suite."),
+    ("FlashInfer", "fused experts, GDN, KDA and MLA of the wheel. Its test suite has rows of its own."),
     (
         "b12x",
-        "attention, experts, sequence and communication: not tried, because their plans need caches of a served model.",
+        "attention, experts, sequence and communication, because their plans need caches of a served model.",
     ),
     (
         "SGLang",
@@ -64,8 +67,8 @@ NOT_CALLED: tuple[tuple[str, str], ...] = (
     ),
     (
         "Liger",
-        "RoPE and the fused linear cross-entropy also launch kernels of Triton, which the emulator does not run; "
+        "RoPE and the fused linear cross-entropy, because they also launch kernels of Triton, which the emulator does not run. "
         "`liger_cute_kernels` is CUDA C++.",
     ),
 )
-"""Projects, and what of them no row calls, with the reason."""
+"""Projects, and their kernels that no row calls, with the reason."""

@@ -18,19 +18,19 @@ PACKAGES: Mapping[str, Sequence[str]] = MappingProxyType(
         "sonic-moe": ("sonic_moe", "quack_kernels"),
     }
 )
-"""Names of the wheels of each project, as their file names begin."""
+"""Prefixes of the file names of each project's wheels."""
 
 SUFFIXES = (".py", ".so", ".json", "METADATA")
 """Files of a wheel that kernels need."""
 
 LARGEST = 50_000_000
-"""Larger files are libraries of compiled kernels, which no call here reaches."""
+"""Bytes. Larger files are libraries of compiled kernels, which no call here reaches."""
 
 
 def unpack(project: str, folder: Path, scratch: Path) -> list[Path]:
-    """Unpacks a project's wheels in `folder` below `scratch`, unless they are there.
+    """Unpacks a project's wheels from `folder` into folders of `scratch`, unless these exist.
 
-    Returns their folders, which belong in front of ``sys.path``; an empty list if a wheel is missing.
+    Returns the folders, which belong at the front of ``sys.path``; an empty list if a wheel is missing.
     """
     found = [sorted(folder.glob(f"{name}-*.whl")) for name in PACKAGES[project]]
     if not all(found):
