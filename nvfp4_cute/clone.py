@@ -1,7 +1,7 @@
-"""Finds the parts of the package that lie next to its folder in a clone.
+"""Lets a clone of the repository import the submodules that lie next to the package's folder.
 
-An installation maps them into the package. Python that starts in the root of a clone takes the package from there, even if
-another copy is installed.
+An installation maps these folders into the package. But Python that starts in the root of a clone imports the package from
+there, even if another copy is installed.
 """
 
 import os
@@ -23,6 +23,6 @@ class _Finder:
 
 
 def find_folders() -> None:
-    """Makes Python look for ``FOLDERS`` next to the package, after all other places, unless they are inside."""
+    """Makes Python look for ``FOLDERS`` next to the package, after all other places, if the package does not contain them."""
     if not os.path.isdir(os.path.join(_HERE, FOLDERS[0])):
         sys.meta_path.append(_Finder)

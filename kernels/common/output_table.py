@@ -38,8 +38,8 @@ class OutputTable:
         alphas: pointers to float32 factors [G] in global memory, one per product, or None.
         scales: scales of quantized results, or None.
         limit: bits of the float32 clamp of a dual GEMM's products, or None.
-        bias: pointer to one number per column in global memory, shared by all groups; in a dual GEMM to one per row of both
-            products' weights and group, in the caller's order; or None.
+        bias: pointer to one number per column in global memory, shared by all groups; or None. In a dual GEMM, each group has
+            its own, with one number per row of both products' weights, in the order of the caller's groups.
         row_scales: global scales per row of ``a`` (``row_scales.Scales``), which multiply results after the alphas, or None.
     """
 
@@ -84,7 +84,7 @@ def load_alphas(outputs: OutputTable, tile: WorkTile, num_products: cutlass.Cons
 
 
 def group_bias(outputs: OutputTable, group: Int32, num_columns: Int32) -> cute.Pointer:
-    """Returns the pointer to the bias of a group of a dual GEMM: two numbers per output column.
+    """Returns the pointer to a group's bias in a dual GEMM, which has two numbers per output column.
 
     group: the caller's index of the group.
     """
@@ -92,11 +92,11 @@ def group_bias(outputs: OutputTable, group: Int32, num_columns: Int32) -> cute.P
 
 
 def load_dual_bias(bias: cute.Pointer, columns: list, num_columns: Int32, weight_layout: str) -> list:
-    """Issues the loads of the bias of output columns, in the dtype of memory. Returns the gate's and the up projection's.
+    """Issues the loads of the bias of output columns. Returns the gate's and the up projection's numbers, in their own dtype.
 
     Args:
         bias: result of :func:`group_bias`, in the order of the weights' rows; of separate weights the gate's, then up's.
-        columns: output columns; the last one's bias stands for columns after it, whose results nobody uses.
+        columns: output columns. Columns after the group's last one read the last one's bias; nobody uses their results.
         num_columns: output columns of the group.
         weight_layout: layout of the weights.
     """

@@ -33,7 +33,7 @@ from ..common.signals import Signals, signals_of
 from ..common.versions import SmemAllocator
 
 FULL = 0xFFFFFFFF
-# Counts that a thread loads before it adds the first one. (``cutlass.range(unroll=8)`` would wait for each load.)
+# Counts that a thread loads before it adds the first one. ``cutlass.range(unroll=8)`` would wait for each load.
 AT_ONCE = 8
 
 
@@ -126,7 +126,7 @@ class PermuteKernel:
         active = cute.ceil_div(end - first, cutlass.max(per_warp, 1))
         start = first + warp_idx * per_warp
         part = Part(start, cutlass.min(start + per_warp, end))
-        # Both passes start with these slots: read their ids once, before the first barrier.
+        # Both passes start with these slots, so their ids are read once, before the first barrier.
         own = self.local_expert(operands, part.first + cute.arch.lane_idx(), part.end)
 
         for i in cutlass.range(tidx, active * self.capacity, PERMUTE_THREADS, unroll=1):

@@ -30,7 +30,7 @@ LANE_VALUES = LANE_BYTES // 2
 # 16-byte units that a thread holds in registers.
 HELD_UNITS = 4
 WORD_BYTES = 4
-# Divisors from here to its reciprocal keep intermediate results of ``Divisor.of`` normal, unless the quotient is rounded to 0.
+# For divisors from here to 1 / LEAST_USUAL, intermediate results of ``Divisor.of`` are normal unless the quotient rounds to 0.
 LEAST_USUAL = 2.0**-80
 
 
@@ -47,10 +47,10 @@ class Divisor:
     reciprocal: Float32 | None = None
 
     def of(self, x: Float32) -> Float32:
-        """Returns x / ``value``; with a reciprocal in three instructions, only if the quotient is not below 2^-100."""
+        """Returns x / ``value``. With a reciprocal: three instructions, correctly rounded if the quotient is at least 2^-100."""
         if self.reciprocal is None:
             return ptx.div_f32(x, self.value)
-        # Markstein's correction. These signs keep that of a zero.
+        # Markstein's correction. The negations keep the sign of a zero.
         first = x * self.reciprocal
         return ptx.fma_f32(-ptx.fma_f32(self.value, first, -x), self.reciprocal, first)
 
@@ -125,7 +125,7 @@ class Quantize1xKKernel:
     def scale_of_row(self, places: list, held: list, units: Int32, words: Int32) -> Float32:
         """Returns the scale of a row, which all threads of the CTA read. words: shared memory, one word per warp."""
         first = cute.arch.thread_idx()[0] + HELD_UNITS * THREADS
-        # Not the number 0: max of two halves takes no immediate operand.
+        # Starts with values of the row instead of 0, because max of two halves takes no immediate operand.
         most = held[0][0][0] & Uint32(TWO_MAGNITUDES)
         if cutlass.const_expr(self.has_up):
             most = Float32(0.0)
@@ -137,7 +137,7 @@ class Quantize1xKKernel:
         return scale_of(self.largest_of_cta(amax, words), self.format.element.max)
 
     def larger(self, most: Float32 | Uint32, inputs: list) -> Float32 | Uint32:
-        """Returns the larger one of ``most`` and the magnitudes of a unit; without ``up``, of each half of words."""
+        """Returns the maximum of ``most`` and the magnitudes of a unit. Without ``up``, both halves of a word have their own."""
         if self.has_up:
             for value in values_of(*inputs, is_bf16=self.is_bf16):
                 most = ptx.max_nan(most, ptx.abs_f32(value))
@@ -178,7 +178,7 @@ class Quantize1xKKernel:
         return [codes_of(four, self.format.element.name) for four in fours]
 
     def words(self, places: list, unit: Int32) -> list:
-        """Loads a thread's 16 bytes of every input."""
+        """Loads the words of a thread's 16 bytes from every input."""
         return [load_words(place + Int64(unit) * LANE_BYTES, VECTOR_WORDS, KEEP) for place in places]
 
     @cute.jit

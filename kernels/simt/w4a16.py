@@ -286,7 +286,7 @@ class W4A16Kernel:
             element = step * threads + tidx
             place, token = element % UNIT_ROWS, element // UNIT_ROWS
             row = row_of(unit, place % BAND_GROUP, place // BAND_GROUP)
-            # With more threads than results, some threads have a token beyond the tile.
+            # With more threads than results, some threads have a token after the tile's last one.
             held = token
             if cutlass.const_expr(elements % threads != 0):
                 held = cutlass.min(token, self.tokens - 1)

@@ -22,7 +22,7 @@ def bias_of_slices(
     b_on_m: bool,
     weight_layout: str | None = None,
 ) -> list:
-    """Issues the loads of the bias that :func:`slice_plus_bias` adds; in a dual GEMM, returns those of every product.
+    """Issues the loads of the bias that :func:`slice_plus_bias` adds. Returns one list per product in a dual GEMM.
 
     Args:
         row: the thread's row of the MMA's M side.

@@ -121,7 +121,7 @@ class SliceSource:
 
 @dataclass(frozen=True)
 class Factors:
-    """What scales the products of a tile and is added to them.
+    """Factors and bias of a tile's products.
 
     Attributes:
         alphas: factor of every product.

@@ -1,4 +1,4 @@
-"""What the LOAD role is given, and where a work tile's operands lie: records that loads and prefetches share."""
+"""Records that loads and prefetches of the LOAD role share: its inputs, and the places of a work tile's operands."""
 
 from dataclasses import dataclass
 

@@ -1,6 +1,6 @@
-"""L2 prefetch of the LOAD role: K tiles that a short ring does not hold yet are on their way to L2.
+"""L2 prefetches of the LOAD role, for K tiles that the ring does not hold yet.
 
-Tiles that share rows of an operand alternate, so that each K tile is fetched once (``SidePlace.due``).
+Tiles that share rows of an operand alternate, so that only one of them prefetches each K tile (``SidePlace.due``).
 """
 
 from dataclasses import replace
@@ -47,7 +47,7 @@ def _prefetch_due(args: LoadArgs, place: TilePlace, k_tile: Int32) -> TilePlace:
 
 @cute.jit
 def prefetch_first(args: LoadArgs, place: TilePlace):
-    """Prefetches first K tiles into L2: the first one of weights, and of tokens, which tiles share, a different one per tile."""
+    """Prefetches the first K tile of the weights into L2, and one of the tokens: tiles that share them take different ones."""
     k_tile_m = k_tile_n = Int32(0)
     if cutlass.const_expr(args.config.swap_ab):
         k_tile_n = cutlass.max(place.n.due - args.ab.num_stages, 0)

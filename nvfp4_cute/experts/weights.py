@@ -53,10 +53,10 @@ class ExpertWeights:
         return ExpertWeights(made.data, made.scale, None, made.format)
 
     def in_turns(self, layout: str = "concatenated") -> "ExpertWeights":
-        """Copies weights of gate and up into the layout "interleaved_32_gate_first", in which one launch multiplies any width.
+        """Copies weights of gate and up into the layout "interleaved_32_gate_first", which one launch multiplies for every width.
 
-        One launch reads "concatenated" halves only if each has a multiple of 128 rows, and "interleaved" rows never.
-        :func:`in_turns` copies biases into this order.
+        One launch cannot multiply "interleaved" rows, and "concatenated" halves only if each has a multiple of 128 rows.
+        The function :func:`in_turns` copies biases into this order.
 
         Args:
             layout: layout of the weights, "concatenated" or "interleaved".

@@ -376,7 +376,7 @@ FP8_128x128 = BlockFormat("fp8_128x128", E4M3, FP32, block_k=128, block_rows=128
 FP8_1xK = BlockFormat("fp8_1xk", E4M3, FP32, block_k=0, scale_layout="rowmajor")
 INT8 = BlockFormat("int8", S8, FP32, block_k=0, scale_layout="rowmajor")
 MXFP4_FP8 = BlockFormat("mxfp4_fp8", E2M1, RELATIVE, block_k=32, order="fp8")
-# 16-bit values are operands as they are: no tensor class has these formats.
+# Formats of 16-bit operands, which are plain tensors: no tensor class has these formats.
 BFLOAT16 = BlockFormat("bfloat16", BF16, NO_SCALE, block_k=0, scale_layout="rowmajor")
 FLOAT16 = BlockFormat("float16", FP16, NO_SCALE, block_k=0, scale_layout="rowmajor")
 SIXTEEN_BITS = {f.name: f for f in (BFLOAT16, FLOAT16)}

@@ -130,7 +130,7 @@ class GroupedTask(GroupsTask):
         return Launch(plan.kernel, table, places, plan, align_bytes, natural, operands, by_rows)
 
     def _clusters(self, config: KernelConfig, gpu: Gpu) -> ByRows | None:
-        """Returns how the number of CTAs of a list's only group follows from its rows; None if it is the same for all rows."""
+        """Returns how the number of CTAs depends on the rows of a list's only group; None if it is the same for all rows."""
         (_, n, k), (tile_m, tile_n, _) = self.problem.sizes[0], config.work_tile_mnk
         formats = self.problem.a_format, self.problem.b_format
         most = num_clusters(config, clusters_at_once(gpu.arch, config, gpu.num_sms, formats))

@@ -144,9 +144,11 @@ def most_clusters(operands: GroupedOperands, problem: GroupedProblem, arch: str,
 def sizes_of(
     operands: GroupedOperands, problem: GroupedProblem, num_rows: int | None = None
 ) -> tuple[tuple[int, int, int], ...]:
-    """Returns (m, n, k) of every group, where n counts rows of ``b``. Ragged groups share all rows evenly; masked ones have most.
+    """Returns (m, n, k) of every group, where n counts rows of ``b``.
 
-    num_rows: rows of ``a`` if other than those of ``operands``, which are one tensor for all groups.
+    Ragged groups divide all rows evenly. Masked groups have the most rows that they may have.
+
+    num_rows: replaces the number of rows of ``a``, if ``a`` is one tensor for all groups.
     """
     if problem.form == "list" and num_rows is None:
         return tuple((a.rows, b.rows, b.k) for a, b in zip(operands.a, operands.b, strict=True))
@@ -180,7 +182,7 @@ def config_of(problem: GroupedProblem, arch: str, sm_count: int, num_rows: int |
 
 @lru_cache(maxsize=1024)
 def _config_of_rounded(problem: GroupedProblem, arch: str, sm_count: int) -> KernelConfig:
-    """Caches the config by rounded rows, because a server calls with any number of them."""
+    """Caches the config by rounded rows, because a server passes any number of rows."""
     return choose_config(problem, arch, sm_count)
 
 

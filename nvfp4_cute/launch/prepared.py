@@ -272,7 +272,9 @@ def lookup(
         different, numbers = [*known.values()], {one: number for number, one in enumerate(known)}
         kind += tuple(numbers[id(tensor)] for tensor in tensors)
         with_open = set(map(id, tensors[:with_rows]))
-        if not with_open.isdisjoint(map(id, tensors[with_rows:])):  # the extent of one is open and fixed
+        if not with_open.isdisjoint(
+            map(id, tensors[with_rows:])
+        ):  # one tensor would need an open and a fixed extent
             return None, None
         open_ones = len(with_open)
     try:
@@ -306,7 +308,7 @@ def signature(tensors: Sequence[torch.Tensor], *settings: Any, with_rows: int = 
     Args:
         tensors: all operands, and outputs if the caller passed them.
         settings: everything else that affects the call, including numbers of operands.
-        with_rows: number of tensors, at the beginning, whose first extent the signature leaves open.
+        with_rows: number of leading tensors whose first extent the signature leaves open.
     """
     try:
         if torch.is_grad_enabled() and any(map(_requires_grad, tensors)):
@@ -340,7 +342,7 @@ def remember(key: tuple, launch: Launch, tensors: Sequence[torch.Tensor], num_ou
 def prepare(launch: Launch, tensors: Sequence[torch.Tensor], num_outs: int) -> PreparedCall | None:
     """Returns a call that passed its checks as a PreparedCall.
 
-    Returns None for a table that holds addresses of converted tensors, and for addresses that ``tensor_map_fault`` checks.
+    Returns None if the table holds addresses of converted tensors, or if ``tensor_map_fault`` checks addresses of the call.
     """
     parts = parts_of(launch, tensors)
     if parts is None or tensor_map_fault.concerns(list(tensors)):

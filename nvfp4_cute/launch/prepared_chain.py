@@ -1,4 +1,4 @@
-"""Prepared calls in a row, launched as one: their tables are filled in together, and only the result is allocated."""
+"""Chains: consecutive prepared calls, launched together. Their tables are filled in at once, and only the result is allocated."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -44,10 +44,10 @@ class TorchStep:
 
 
 class ChainRows:
-    """Numbers of a chain's tables that follow from its rows, those of its first input.
+    """Numbers of a chain's launch tables that depend on its number of rows, which is that of its first input.
 
     Args:
-        capacity: rows for which the tables were made, the largest number.
+        capacity: number of rows for which the tables were made, and the largest that fits.
         numbers: places in the tables, with the rows of their launch per row of the chain.
     """
 
@@ -59,7 +59,7 @@ class ChainRows:
         )
 
     def write(self, tables: np.ndarray, rows: int) -> bool:
-        """Writes the numbers for ``rows``. Returns False for more rows than there is room for."""
+        """Writes the numbers for ``rows``. Returns False if ``rows`` is larger than the capacity."""
         if rows == self._rows:
             return True
         if rows > self._capacity:
@@ -82,7 +82,7 @@ class PreparedChain:
         result: the final result, written by one of them.
         places: for each call, the numbers of its tensors among ``inputs`` and all written tensors.
         aliases: pairs of inputs whose addresses were equal, and have to be equal.
-        capacity: rows of the first input if other calls may have fewer; None if all have equal numbers.
+        capacity: rows of the first input if later calls may have fewer; None if all calls have the same number.
     """
 
     def __init__(
@@ -151,8 +151,8 @@ class PreparedChain:
 
         Args:
             inputs, made, result: of the recorded run.
-            with_rows: number of inputs, at the beginning, with one row per row of the result. If it is not 0, the chain also
-                serves fewer rows; None if a call cannot.
+            with_rows: number of leading inputs with one row per row of the result. If it is not 0, the chain also serves fewer
+                rows; the result is None if a call cannot.
         """
         numbers: dict[int, int] = {}
         aliases = [
@@ -227,7 +227,7 @@ class PreparedChain:
 
 
 def _follows(one: Made, numbers: Sequence[int], capacity: int, follow: set[int]) -> bool:
-    """Returns whether a call can have fewer rows: it follows those of the chain if it reads or writes tensors that do."""
+    """Returns whether a call can run with fewer rows: its table can, or it does not touch tensors with rows of the chain."""
     rows = one.call.rows
     if rows is None or rows.rows % capacity:
         return False
@@ -235,14 +235,14 @@ def _follows(one: Made, numbers: Sequence[int], capacity: int, follow: set[int])
 
 
 class PreparedSteps:
-    """Calls in a row between which torch computes, such as products with dequantized weights. Belongs to one thread.
+    """A chain in which torch computes some steps, such as products with dequantized weights. Belongs to one thread.
 
-    Serves at most the rows of the recorded run. Memory between steps is new in every call, with room for these.
+    Serves row counts up to that of the recorded run. Every call allocates the tensors between launches, as large as in that run.
 
     Args:
-        steps: functions of all tensors up to now and the number of rows, which append what they compute. They return False if
-            all checks have to run.
-        result: number of the result among all tensors, of which the first is None, for what is absent.
+        steps: functions of a list of tensors and the number of rows. They append their results to the list, and return False
+            if all checks have to run. The list begins with None, for absent arguments, and the inputs.
+        result: index of the result in this list.
     """
 
     def __init__(
@@ -256,7 +256,7 @@ class PreparedSteps:
     def of(
         cls, inputs: Sequence[torch.Tensor], made: Sequence[Any], result: torch.Tensor, with_rows: int
     ) -> "PreparedSteps | None":
-        """Makes it of a recorded run; None if that did anything else. Arguments: see :meth:`PreparedChain.of`."""
+        """Makes the steps of a recorded run; None if it did anything else. Arguments: see :meth:`PreparedChain.of`."""
         capacity, held = len(inputs[0]), [None, *inputs]
         by_address = {tensor.data_ptr(): number for number, tensor in enumerate(inputs, 1)}
         steps: list[Callable[[list[torch.Tensor | None], int], bool]] = []
@@ -298,7 +298,7 @@ class PreparedSteps:
 
 
 class _Launch:
-    """A step that launches: allocates ``new`` tensors like those of the recorded run, the result with the rows of the call."""
+    """A step that launches. Allocates tensors like ``new`` of the recorded run, but the result with the rows of the call."""
 
     def __init__(
         self,

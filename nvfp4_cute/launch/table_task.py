@@ -47,9 +47,9 @@ class TableTask:
         raise NotImplementedError
 
     def by_rows(self) -> tuple[int, Mapping[IntEnum, int]] | None:
-        """Returns the task's rows, and all columns that follow from them, each ceil(rows / step), with their steps.
+        """Returns the number of rows and, by column of the table that depends on it, a step: the column has ceil(rows / step).
 
-        None, the default, if another number of rows needs another launch.
+        Returns None, the default, if another number of rows needs another launch.
         """
         return None
 

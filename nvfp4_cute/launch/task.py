@@ -29,7 +29,7 @@ class Key(Hashable, Protocol):
 
 
 class ByRows(NamedTuple):
-    """A number of a launch table that follows the task's rows: ``min(ceil(rows / step) * each, most)``."""
+    """A number of a launch table that depends on the task's rows: ``min(ceil(rows / step) * each, most)`` at ``place``."""
 
     place: int
     step: int = 1
@@ -38,9 +38,9 @@ class ByRows(NamedTuple):
 
 
 class Rows(NamedTuple):
-    """Rows of a launch, and all numbers of its table that follow from them, so that fewer rows only change these numbers.
+    """Number of rows of a launch, and all numbers of its table that depend on it. Fewer rows change only these numbers.
 
-    A launch without such numbers does the same for every number of rows, or reads it from the device.
+    Without such numbers, a launch does not depend on the rows, or reads their number from the device.
     """
 
     rows: int
@@ -58,7 +58,7 @@ class Launch:
         plan, operands: for a grouped GEMM (``plan.Plan``), and its operands in bands (``launch.bands``); None otherwise.
         align_bytes: alignment of operands' addresses in device memory.
         natural: places of inputs that are read element by element, such as a bias, and need the alignment of an element.
-        rows: how the table depends on rows; None if another number of rows needs another launch.
+        rows: how the table depends on the rows; None if another number of rows needs another launch.
     """
 
     kernel: CompiledKernel

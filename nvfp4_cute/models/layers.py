@@ -477,9 +477,9 @@ def _moe_module(
 def _for_one_launch(
     w13: Weights, bias13: torch.Tensor | None, layout: ExpertLayout, rows: str | None
 ) -> tuple[Weights, torch.Tensor | None, ExpertLayout]:
-    """Returns gate and up, their biases and their layout in the order that one launch multiplies, where there is one.
+    """Returns gate and up, their biases and their layout, reordered for one launch if the weights and rows allow it.
 
-    Kernels that read 16-bit rows, and that of FP8 rows, are as fast in either layout.
+    Kernels for 16-bit rows and for FP8 rows are as fast with either layout.
     """
     is_one = layout == "none" or w13.shape[1] % FUSED_ROWS == 0 or w13.shape[1] % (2 * moe_weights.TURN_ROWS)
     if is_one or rows not in (None, "16bit", FP8_1xK.name) or w13.format.scale_layout != "blocked":

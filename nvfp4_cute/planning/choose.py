@@ -15,7 +15,7 @@ from nvfp4_cute.problem import Form, Gate, GroupedProblem, WeightLayout, num_wei
 def choose_config(problem: GroupedProblem, arch: str, num_sms: int) -> KernelConfig:
     """Returns the config for a problem. If all groups have one size, their rows are rounded up by ``rows.rounded_rows``.
 
-    Rows of 16 bits are not: the caller rounds their total before groups share it.
+    Rows of 16-bit ``a`` are not rounded here: the caller rounds their total before it divides them among groups.
 
     Pass the result of :func:`problem_of_mean` if only the device knows the sizes.
 

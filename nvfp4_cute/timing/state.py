@@ -239,7 +239,7 @@ class Grid:
         """Returns when clusters with a replayed first share of events would end at the pace since their marks.
 
         Among clusters with equal shares, warps of a role all continue at the mean rate, because they share their
-        bottleneck. Warps without marks, as those of the epilogue, end as long after them as with the replayed tiles.
+        bottleneck. Warps without marks, such as those of the epilogue, end as long after the others as in the replayed tiles.
         Tiles that are not replayed may share fewer inputs, so the end is not before device memory has delivered all
         of them.
 

@@ -69,7 +69,7 @@ MOST_HAZARDS = 50
 """Number of distinct hazards per launch and severity after which the checker stops collecting."""
 
 NAN_OPERANDS = re.compile(r"tcgen05\.mma\..*kind::(f16|tf32)\b")
-"""Products of operands that nobody wrote are NaN, and spread to results that use them. Other formats do not all have a NaN."""
+"""MMAs that turn unwritten operands into NaN, which spreads to results that use them. Some other formats have no NaN."""
 
 SMALL_COPY = re.compile(r"cp\.async\.(?!bulk)")
 """Operations of a CTA's own warps on its own shared memory that may be under way when it exits.
@@ -228,9 +228,8 @@ class Checker:
                 site = self.sites[number]
                 severity = "note" if SMALL_COPY.match(site.instruction) else "error"
                 if site.instruction.startswith("tcgen05.commit") and site.cta == cta.idx:
-                    severity = (
-                        "warning"  # the last arrival of CUTLASS's and FlashAttention's attention, which run
-                    )
+                    # Attention kernels of CUTLASS and FlashAttention exit before their last arrival, and run on GPUs.
+                    severity = "warning"
                 self.report(
                     "exit",
                     site,

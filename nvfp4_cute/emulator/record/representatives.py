@@ -25,9 +25,9 @@ FEW_EVENTS = 64
 WORK = frozenset({Op.LOAD, Op.ASYNC_READ, Op.MMA, Op.WGMMA, Op.MATRIX})
 """Events of warps that load operands or multiply: equally many in every step of the main loop."""
 OF_TILES = WORK | {Op.WAIT}
-"""Events the first of which begins a warp's first tile."""
+"""Events that can begin a tile. The first of them begins a warp's first tile."""
 MORE_EVENTS = 1.5
-"""Share of the events of other warps, as of the epilogue, over that of these warps: they are there for all tiles of these."""
+"""Factor of the share for warps that do not load or multiply, such as the epilogue's, so that they serve all replayed tiles."""
 MOVING = frozenset({Op.LOAD, Op.PREFETCH, Op.STORE, Op.WRITE, Op.READ})
 """Events with addresses of operands."""
 

@@ -38,7 +38,7 @@ WEIGHT_ONLY_FAMILIES: tuple[WeightOnlyFamily, ...] = (sm90_weight_only, warp_mma
 
 
 def _multiplies(family: Family, has_scales: bool) -> bool:
-    """Returns whether a family has a kernel for ``a`` with scales, or without."""
+    """Returns whether a family has a kernel for quantized ``a`` (``has_scales``), or for 16-bit ``a``."""
     return any(a.has_scales == has_scales for a, _ in family.MMA)
 
 
@@ -48,7 +48,7 @@ WEIGHT_ONLY_ARCHS = in_order(arch for family in WEIGHT_ONLY_FAMILIES for arch in
 
 @cache
 def _families(arch: str, has_scales: bool) -> tuple[Family, ...]:
-    """Returns the families of ``arch`` for ``a`` with scales, or without. Raises UnsupportedTarget if there is none."""
+    """Returns the families of ``arch`` for quantized ``a``, or for 16-bit ``a``. Raises UnsupportedTarget if there is none."""
     if has_scales:
         sm80.check_arch(arch)
     found = tuple(family for family in FAMILIES if arch in family.ARCHS and _multiplies(family, has_scales))
@@ -65,7 +65,7 @@ def _families(arch: str, has_scales: bool) -> tuple[Family, ...]:
 def family_of(arch: str, formats: Formats = NVFP4_PAIR, config: KernelConfig | None = None) -> Family:
     """Returns the family with a kernel for ``arch`` and a pair of formats, or the architecture's first family if none has one.
 
-    config: for a pair that several families multiply. Only ``warp_mma`` has configs with ``use_warp_mma``.
+    config: chooses among several families with the pair. Configs with ``use_warp_mma`` belong to ``warp_mma``.
 
     Raises UnsupportedTarget if the architecture has no family for 16-bit ``a``, or for quantized ``a``.
     """
@@ -105,7 +105,7 @@ def check_results(arch: str, formats: Formats, out_format: BlockFormat | None) -
 
 
 def mmas_of(arch: str, a_format: BlockFormat = NVFP4) -> Mapping[Formats, Mma]:
-    """Returns the MMA of ``arch`` for every pair of quantized ``a`` and ``b``, or of 16-bit ``a`` if ``a_format`` is that.
+    """Returns the MMA of ``arch`` for every pair of formats: with 16-bit ``a`` if ``a_format`` has 16 bits, else quantized ``a``.
 
     Raises the errors of :func:`family_of`.
     """
@@ -115,9 +115,9 @@ def mmas_of(arch: str, a_format: BlockFormat = NVFP4) -> Mapping[Formats, Mma]:
 
 
 def choose_weight_only(arch: str, problem: GroupedProblem, num_sms: int) -> KernelConfig:
-    """Returns the config of the fastest family for a problem with 16-bit ``a``. The form "routed" has one family.
+    """Returns the config of the fastest family for a problem with 16-bit ``a``.
 
-    A batch-invariant problem has one family whatever its sizes.
+    Only ``warp_mma`` computes the form "routed". For batch-invariant problems, the family does not depend on M.
 
     Raises UnsupportedTarget if there is no family, UnsupportedProblem if K suits none of them.
     """
@@ -141,7 +141,7 @@ def choose_weight_only(arch: str, problem: GroupedProblem, num_sms: int) -> Kern
 
 
 def _fitting(arch: str, problem: GroupedProblem) -> list[WeightOnlyFamily]:
-    """Returns the families that multiply a problem's formats and every K."""
+    """Returns the families that multiply a problem's formats and all of its K."""
     families: Any = families_of(arch, (problem.a_format, problem.b_format))
     return [family for family in families if all(k % family.K_MULTIPLE == 0 for _, _, k in problem.sizes)]
 

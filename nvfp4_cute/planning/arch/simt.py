@@ -139,9 +139,10 @@ def many_words(format: BlockFormat) -> int:
     return QUANTIZE_WORDS // 2 if format.scaling == "four_over_six" else QUANTIZE_WORDS
 
 
-# Quantization with a global scale per row: warps of a row's CTA, and blocks that a thread holds in registers. For few rows, for
-# many, and for many of silu(x) * up, whose values are float32. Fewer of both for short rows: 8192 rows of 2048 took 42.9 us with
-# (4, 4) and 26.9 with (4, 1) on an H200, of 4096 55.2 and 43.1 with (4, 2), silu of 2048 76.3 with (8, 2) and 44.8 with (4, 1).
+# Quantization with a global scale per row: (warps of a row's CTA, blocks that a thread holds in registers), for few rows, many
+# rows, and for many rows of silu(x) * up, whose values are float32. Short rows get fewer of both. On an H200, 8192 rows of 2048
+# took 42.9 us with (4, 4) and 26.9 with (4, 1); rows of 4096, 55.2 with (4, 4) and 43.1 with (4, 2); silu(x) * up with rows of
+# 2048, 76.3 with (8, 2) and 44.8 with (4, 1).
 SCALED_ROWS_FEW = (8, 1)
 SCALED_ROWS_MANY = (4, 4)
 SCALED_ROWS_SILU = (8, 2)
@@ -154,7 +155,7 @@ def scaled_rows_split(num_sms: int, rows: int, has_up: bool, blocks: int) -> tup
     Args:
         rows: rows of all batches and groups.
         has_up: whether silu(x) * up is quantized.
-        blocks: blocks of a row. Threads without one, and registers for more, only cost time.
+        blocks: blocks per row. Threads without a block, and registers for more blocks, only cost time.
     """
     if rows <= SCALED_ROWS_FEW_PER_SM * num_sms:
         return SCALED_ROWS_FEW
@@ -211,7 +212,7 @@ def is_for_few_rows(arch: str, num_sms: int, m: int, n: int, batches: int) -> bo
 
 
 # ---- 16-bit activations times NVFP4 weights ----
-# Warps of a CTA, which divide K. CTAs with 16 have the same number of registers per thread, one CTA per SM.
+# Warps of a CTA, which divide K. A thread has the same number of registers with one CTA of 16 per SM as with two of 8.
 W4A16_WARPS, W4A16_MANY_WARPS = 8, 16
 W4A16_CHUNK_K = 128
 # Rows of activations per CTA. Every weight is read once per this number of rows.
@@ -233,11 +234,11 @@ def w4a16_blocks_per_sm(tokens: int, weight_bits: int = 4, most_tokens: int = 16
 
 
 def w4a16_warps(num_sms: int, m: int, n: int, k: int, batches: int) -> int:
-    """Returns the warps that CTAs should have, if registers suffice for two CTAs of ``W4A16_WARPS`` per SM.
+    """Returns the warps per CTA, for kernels whose registers suffice for two CTAs of ``W4A16_WARPS`` per SM.
 
-    A CTA with an SM to itself has too few loads in flight with 8 warps. On an H200, 16 warps take 0.76 to 1.0 of the time
-    (``bench/notes/2026-11-29-weight-only-limits.md``). If some SMs have two CTAs, these take longer one after the other:
-    modelled on an A100, 1 x 4096 x 14336, 24.4 and 30.6 us.
+    With 8 warps, a CTA that has an SM to itself has too few loads in flight. On an H200, 16 warps take 0.76 to 1.0 of the time
+    (``bench/notes/2026-11-29-weight-only-limits.md``). If some SMs get two CTAs, 16 warps are slower, because the CTAs run one
+    after the other: modelled on an A100, 1 x 4096 x 14336, 24.4 us with 8 warps and 30.6 with 16.
     """
     num_ctas = -(-m // w4a16_tokens(m)) * batches * (-(-n // ATOM_ROWS) * (ATOM_ROWS // UNIT_ROWS))
     has_work = k >= 2 * W4A16_MANY_WARPS * W4A16_CHUNK_K
