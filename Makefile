@@ -50,7 +50,7 @@ QUICK := tests/test_style.py tests/test_env.py tests/test_reference.py tests/for
 API := nvfp4_cute nvfp4_cute.reference nvfp4_cute.formats.scale_layout nvfp4_cute.formats.silu nvfp4_cute.formats.block_format \
   nvfp4_cute.models.torch_api nvfp4_cute.gpus.targets nvfp4_cute.backends.emulator nvfp4_cute.emulator.fronts.driver
 
-# The tests start many processes that import the package, and every pytest worker rewrites the assertions of all test files.
+# Bytecode files save time: tests start many processes that import the package, and every pytest worker rewrites all test files.
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help

@@ -3,9 +3,9 @@
     python -m nvfp4_cute.bench.vllm.hybrid --out FOLDER
 
 This command makes a small model with random weights, quantizes it in both layouts, and serves it with the plug-in. It compares
-every call of a quantized layer with the reference, for the same rows. It judges vLLM's tokens by the logits of transformers after
-the same tokens, in float32, and does so with the tokens that transformers itself would choose in vLLM's dtype: experts with close
-scores swap places when rows are rounded, so two right programs in 16 bits differ in about every fifth token.
+every call of a quantized layer with the reference, for the same rows. It judges vLLM's tokens by the float32 logits of
+transformers after the same tokens. On a GPU, it also judges the tokens that transformers chooses in bfloat16: rounded rows change
+the choice among experts with close scores, so two correct programs in 16 bits differ in about every fifth token.
 """
 
 import argparse
@@ -45,9 +45,9 @@ TOLERANCE = 0.5
 The two add up in different orders. FP8 rows then round some values to a neighbour.
 """
 LAYER_TOLERANCE = 0.01
-"""Largest relative error of a call of a layer. Results in 16 bits are off by 0.002 to 0.005."""
+"""Largest relative error of a layer's call. Rounding to 16 bits causes errors of 0.002 to 0.005."""
 WORSE = 3.0
-"""How much more, in the mean of all tokens, vLLM in 16 bits may miss the highest logit than transformers in 16 bits."""
+"""Largest ratio of the mean differences from the highest logit: of vLLM's tokens in 16 bits, and of transformers' in 16 bits."""
 
 
 def make_hybrid(folder: Path, blocks: tuple[str, ...] = BLOCKS, **changes: Any) -> Any:
@@ -230,7 +230,7 @@ def main() -> int:
         "--serve",
     ]
     found: dict[str, Any] = {}
-    # "source" has 16 bits: how far the two agree without quantization.
+    # "source" has 16-bit weights, and shows how far vLLM and transformers agree without quantization.
     running = {layout: subprocess.Popen([*command, layout]) for layout in ("source", *LAYOUTS)}
     codes = [process.wait() for process in running.values()]
     for layout in running:
@@ -241,7 +241,7 @@ def main() -> int:
 
 
 def serve(layout: str, out: Path, device: str) -> int:
-    """Quantizes, serves and judges one checkpoint; prints and writes each result as soon as it is there."""
+    """Quantizes, serves and judges one checkpoint. Prints and writes each result as soon as it is known."""
     folder, file = out / layout, out / f"{layout}.json"
     if layout != "source":
         quantize_hybrid(out / "source", folder, layout)

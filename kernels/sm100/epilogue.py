@@ -308,7 +308,7 @@ def run_epilogue(args: EpilogueArgs, first_tile: Int32, stride: Int32):
 
 
 def factors_of_tile(args: EpilogueArgs, tile: WorkTile, sides: tuple, row: Int32, num_slices: int) -> Factors:
-    """Issues the loads of what scales a tile's products and is added to them.
+    """Issues the loads of a tile's factors and bias.
 
     Args:
         sides: the tile's M side and N side.
@@ -331,7 +331,7 @@ def factors_of_tile(args: EpilogueArgs, tile: WorkTile, sides: tuple, row: Int32
 def target_of_tile(
     args: EpilogueArgs, tile: WorkTile, sides: tuple, columns: Int32, warp_row: Int32, row: Int32
 ) -> object:
-    """Returns where the tile's results go: the record that its way to store them takes.
+    """Returns the destination of a tile's results, as the record that the functions that store them take.
 
     Args:
         sides: the tile's M side and N side.
@@ -375,7 +375,7 @@ def _exchange_slices(
     is_last: Boolean,
     turn: Int32,
 ) -> tuple:
-    """Sends the slices that other CTAs of a split-K cluster store, and begins to read the first of this CTA's own.
+    """Sends the slices that other CTAs of a split-K cluster store, and begins to read the first slice that this CTA stores.
 
     Args:
         registers: destinations of slices.
@@ -416,7 +416,7 @@ def _store_quantized(
     slices: tuple,
     encode: cutlass.Constexpr[Encoding],
 ):
-    """Quantizes and stores a slice, or holds its words until the other half of their sector is there.
+    """Quantizes and stores a slice, or holds its words until the other half of their sector is ready.
 
     Args:
         held: words of the previous slice.

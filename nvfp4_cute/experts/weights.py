@@ -10,10 +10,11 @@ from nvfp4_cute.formats.block_scaled import BlockScaledTensor
 from nvfp4_cute.formats.exact_fp8 import mxfp4_for_fp8
 from nvfp4_cute.operands.rules import check_choice
 from nvfp4_cute.ops.quantize import quantize
+from nvfp4_cute.planning.config import INTERLEAVE
 
 LINE_BYTES = 128
-# Rows of the gate, and then of up, that follow each other in the layout "interleaved_32_gate_first".
-TURN_ROWS = 32
+# Rows of the gate, and rows of up, in each turn.
+TURN_ROWS = INTERLEAVE["interleaved_32_gate_first"]
 # Largest padding, as a fraction of a row, that is added so that the next row begins a cache line.
 MOST_PADDING = 1 / 8
 
@@ -86,9 +87,9 @@ class ExpertWeights:
 
 
 def in_turns(rows: torch.Tensor, layout: str = "concatenated") -> torch.Tensor:
-    """Copies rows of gate and up, [E, 2 N, ...], such as biases, so that 32 rows of the gate and 32 of up take turns.
+    """Copies rows of gate and up, [E, 2 N, ...], such as biases, so that 32 rows of the gate and 32 rows of up alternate.
 
-    layout: present layout, "concatenated" or "interleaved".
+    layout: layout of ``rows``, "concatenated" or "interleaved".
     """
     check_choice("layout", layout, ("concatenated", "interleaved"))
     n = rows.shape[1] // 2

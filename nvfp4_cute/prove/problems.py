@@ -26,7 +26,7 @@ from nvfp4_cute.reference import grouped_dual_gemm_reference, grouped_gemm_refer
 MAX_M, MAX_N, MAX_K, MAX_GROUPS = 300, 384, 1024, 3
 POISON_BYTE = 0xFE  # NaN in every float format
 SLACK = 5
-"""Rows after the last group of the ragged form, and after every group of the masked form, which stay unwritten."""
+"""Number of rows after the last group of the ragged form, and after each group of the masked form. They stay unwritten."""
 # Sizes that no tile divides: more than a tile, one row, no row, and a K that ends inside a K tile.
 AWKWARD_LIST = ((131, 208, 544), (1, 80, 96), (0, 144, 64), (70, 336, 288))
 AWKWARD_ROWS, AWKWARD_NK = (131, 1, 0, 37), (208, 544)
@@ -37,7 +37,7 @@ FORMS: tuple[Form, ...] = ("list", "ragged")
 Tensors = list[torch.Tensor]
 Sizes = Sequence[tuple[int, int, int]]
 Compute = Callable[[Callable[[Any], Any], dict[str, Any]], Tensors]
-"""(what moves operands to a device, backend and config) -> outputs on the CPU, including the poison around them."""
+"""Function of (a function that moves operands to a device, backend and config). Returns outputs on the CPU, with their poison."""
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,7 @@ def _drawn(dice: Dice, sizes: Sizes, num_b: int = 1) -> list[tuple[Tensors, Tens
 
 
 def _most(sizes: Sizes) -> int:
-    """Returns the rows that a group of the masked form has room for."""
+    """Returns the number of rows of each group's memory in the masked form."""
     return max(*(m for m, _, _ in sizes), 1) + SLACK
 
 
