@@ -396,8 +396,9 @@ def _check_weights(x: torch.Tensor, w13: Any, w2: Any, layout: str) -> int:
     checks.check_tensors(named)
     (experts, rows, row_bytes), down = w13.data.shape, tuple(w2.data.shape)
     width = rows if layout == "none" else rows // 2
-    wanted = (experts, x.shape[-1], w2.format.row_bytes(width))
-    if x.ndim != 2 or x.shape[1] != w13.format.elements(row_bytes) or down != wanted:
+    features = x.shape[-1] if x.ndim == 2 else None
+    wanted = (experts, features, w2.format.row_bytes(width))
+    if features != w13.format.elements(row_bytes) or down != wanted:
         raise ValueError(
             f"x has shape {list(x.shape)}, w13 {list(w13.data.shape)} and w2 {list(down)} in bytes; expected [T, H], "
             f"[E, {'I' if layout == 'none' else '2 I'}, H/2] and [E, H, I/2]"

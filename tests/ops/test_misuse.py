@@ -106,6 +106,11 @@ def test_operands(call, arguments, error, words):
     assert words in str(caught.value)
 
 
+def moe_of(x):
+    first, second = nv.quantize(torch.ones(2, 64, 64)), nv.quantize(torch.ones(2, 64, 32))
+    return nv.moe(x, torch.zeros(1, 1, dtype=torch.int32), torch.ones(1, 1), first, second)
+
+
 @pytest.mark.parametrize(
     ("call", "error", "words"),
     [
@@ -130,6 +135,8 @@ def test_operands(call, arguments, error, words):
         (lambda: nv.QuantizedLinear.from_linear(torch.nn.Bilinear(2, 2, 2)), TypeError, "linear is a Bilinear"),
         (lambda: nv.QuantizedLinear(K, N)(torch.randn(40, 256)), ValueError, "x has shape [40, 256]; expected [..., 512]"),
         (lambda: nv.PersistentMLP([nv.quantize(torch.eye(32))], [1, 1])(torch.eye(32)), TypeError, "x is a Tensor"),
+        (lambda: moe_of(None), TypeError, "x is None; pass a torch.Tensor"),
+        (lambda: moe_of(torch.tensor(1.0)), ValueError, "x has shape []"),
     ],
 )  # fmt: skip
 def test_other_calls(call, error, words):
