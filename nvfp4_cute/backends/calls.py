@@ -188,7 +188,8 @@ def chain_of_rows(
         with_rows: number of leading arguments that have one row per row of the result, or are None.
         arguments: see ``chain``; ``run`` refuses a first one that is not a matrix.
     """
-    rows = len(arguments[0]) if isinstance(arguments[0], torch.Tensor) and arguments[0].ndim else 0
+    shape = getattr(arguments[0], "shape", ())
+    rows = shape[0] if shape else 0
     if rows < MANY_ROWS or _watched.made is not None:
         return chain(backend, run, *arguments)
     inputs: list[torch.Tensor] = []
