@@ -223,10 +223,13 @@ def test_a_missing_wheel_has_no_rows(wheel_row):
 
 
 def test_findings_are_judged():
-    """Each judgement matches its own kind; anything else says that nobody judged it."""
+    """A finding has the judgement of its kind. Other findings say that nobody judged them."""
     case = public_cases.Case("mla.py", "sm_100a")
     assert "CTA scope" in public_judgements.judgement(case, "hazard", "silicon: remote-arrival-scope: x")
-    assert public_judgements.judgement(case, "FAIL", "something new") == "Not judged (FAIL)."
+    for message in ("something new", "Segfault encountered"):
+        assert public_judgements.judgement(case, "FAIL", message) == "Not judged (FAIL)."
+    old = public_cases.Case("gemm.py", "sm_100a", project="cutlass-4.3")
+    assert "another version" in public_judgements.judgement(old, "FAIL", "Segfault encountered")
     suite = Result("hazard", 1.0, message="1 error in kernel `k`:\nsilicon: remote-arrival-scope: x")
     assert "CTA scope" in public_kernels.what_did_not_pass({(case, "eager+check"): suite})
 
@@ -234,7 +237,8 @@ def test_findings_are_judged():
 def test_files_that_call_kernels_have_a_run_of_every_name():
     for case in table.WITNESSES:
         text = (Path(wheels.__file__).parent / case.script).read_text()
-        assert f'"{case.arguments}"' in text or case.arguments.replace("-", "_") in text, str(case)
+        names = case.arguments, case.arguments.replace("-", "_")
+        assert any(f'"{name}"' in text for name in names), str(case)
 
 
 def test_each_architecture_has_a_cache_of_its_own():
