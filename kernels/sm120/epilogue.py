@@ -148,7 +148,7 @@ def store_tile(
 def _load_bias(
     bias: cute.Pointer, result_tile: ResultTile, sides: list, first_row: Int32, first_col: Int32
 ) -> list:
-    """Loads the bias for ``Results``. Separate weights of a dual GEMM have that of the first operand, then the second's.
+    """Loads the bias for ``Results``. With separate weights of a dual GEMM, the first operand's numbers precede the second's.
 
     Args:
         sides: sides of the MMA.

@@ -85,7 +85,7 @@ class Results:
         limit: clamp of a dual GEMM's products, or None.
         exponent: log2 of ``factor``.
         factor: undoes the scaling of dequantized operands.
-        bias: bias of the lane's two columns, of a dual GEMM that of its column for every product, or None.
+        bias: bias of the lane's two columns, or in a dual GEMM of its column in both products; None without a bias.
         row_scales: global scales of the tile's rows: where they lie, the tile, and the side of ``a``; or None.
     """
 
