@@ -1,4 +1,4 @@
-"""The plug-in of SGLang: parameters as SGLang's loaders fill them, and results of the modules that take them over."""
+"""The plug-in for SGLang: layers whose parameters are filled as SGLang's loaders do, compared with dequantized products."""
 
 import logging
 import sys
@@ -40,23 +40,19 @@ def random(*shape, seed=0):
 
 
 def fill(layer, prefix, rows, weight, factor_at=None):
-    """Puts a quantized matrix into rows of a layer's parameters, and its global scale into an entry."""
+    """Copies a quantized matrix into rows of a layer's parameters, and its global scale into the entry ``factor_at``."""
     getattr(layer, f"{prefix}weight").data[rows] = weight.data.view(torch.uint8)
     getattr(layer, f"{prefix}weight_scale").data[rows] = weight.with_scale_layout("rowmajor").scale
     getattr(layer, f"{prefix}weight_scale_2").data[factor_at] = weight.global_scale
 
 
 def linear_layer(methods, algo, scales, input_scale=None):
-    """A layer of three merged parts, and their weights."""
-    layer, method = (
-        torch.nn.Module(),
-        methods.NVFP4LinearMethod(methods.NVFP4Config.from_config(CONFIG | {"quant_algo": algo})),
-    )
+    """A layer of three merged parts, its method, and the dequantized weights."""
+    layer = torch.nn.Module()
+    method = methods.NVFP4LinearMethod(methods.NVFP4Config.from_config(CONFIG | {"quant_algo": algo}))
     method.create_weights(layer, K, list(PARTS), K, sum(PARTS), torch.bfloat16, weight_loader=copied)
-    weights, start = (
-        [quantize(random(n, K, seed=n), global_scale=s) for n, s in zip(PARTS, scales, strict=True)],
-        0,
-    )
+    weights = [quantize(random(n, K, seed=n), global_scale=s) for n, s in zip(PARTS, scales, strict=True)]
+    start = 0
     for i, weight in enumerate(weights):
         fill(layer, "", slice(start, start + len(weight)), weight, i)
         start += len(weight)
@@ -105,7 +101,7 @@ E, H, WIDTH, TOP = 3, 64, 32, 2
 
 
 def experts_layer(methods, is_gated, up_first=False, **more):
-    """Experts with random weights, and those weights in float32."""
+    """Experts with random weights, their method, and the dequantized weights."""
     config = SimpleNamespace(
         activation="silu" if is_gated else "relu2", is_gated=is_gated, swiglu_limit=None, gemm1_alpha=None, gemm1_clamp_limit=None,
         hidden_size=H, top_k=TOP, routed_scaling_factor=2.5, apply_router_weight_on_input=False,
