@@ -45,8 +45,8 @@ JUDGEMENTS = (
     ),
     Judgement(
         "",
-        r"exit: .*(TMA store|bulk store|st\.async)",
-        "A fault by PTX: shared memory must live until the store has read it. An SM keeps the memory of a CTA "
+        r"exit: .*(TMA store|bulk store|bulk reduction|st\.async)",
+        "A fault by PTX: shared memory must live until the store or reduction has read it. An SM keeps the memory of a CTA "
         "that exited until another CTA gets it, so a failure needs a later CTA on the same SM.",
     ),
     Judgement(

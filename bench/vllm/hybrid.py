@@ -201,7 +201,9 @@ def is_right(found: dict[str, Any]) -> bool:
     is_close = (
         found["missed"] <= TOLERANCE if other is None else found["mean"] <= WORSE * other["mean"] + 0.01
     )
-    return is_close and all(error <= LAYER_TOLERANCE for error in found["layers"].values())
+    layers = found["layers"]
+    has_layers = bool(layers) or found["quantization"] is None
+    return is_close and has_layers and all(error <= LAYER_TOLERANCE for error in layers.values())
 
 
 def main() -> int:
