@@ -84,13 +84,13 @@ JUDGEMENTS = (
     ),
     Judgement(
         "sglang.*kkt|sglang.*gdn-output",
-        "race|exit|tensor-memory",
+        "race|exit|tensor-memory|tcgen05.mma",
         "Reported faults, SGLang #37288 and #37289 (`public_bugs.md`).",
     ),
     Judgement("flashinfer.*top-k", "race", "A reported fault, TensorRT-LLM #18338 (`public_bugs.md`)."),
     Judgement(
         "sglang.*dual-gemm",
-        "tensor-memory",
+        "tensor-memory|tcgen05.mma",
         "A fault, as far as we know not reported upstream: the wait for parity 1 of a barrier may pass before phase 0 is "
         "complete, so the second CTA frees tensor memory that a product uses.",
     ),
