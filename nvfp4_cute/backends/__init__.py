@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from contextlib import suppress
-from functools import cache, partial
+from functools import partial
 from importlib import import_module
 
 import torch
@@ -124,12 +124,6 @@ def gpu_of_kernels(name: str, device: torch.device) -> targets.Gpu | None:
 
 def _gpu(resolved: str, device: torch.device) -> targets.Gpu:
     if resolved == "cuda" and device.type == "cuda":
-        return targets.gpu_of(device) if device.index is None else _gpu_at(device)
+        return targets.gpu_of(device) if device.index is None else targets.gpu_at(device)
     target = resolved.partition(":")[2]
     return (targets.lookup(target) if target else targets.B200).gpu
-
-
-@cache
-def _gpu_at(device: torch.device) -> targets.Gpu:
-    """Caches the GPU of a device, because layers ask in each call and torch needs many Python calls to answer."""
-    return targets.gpu_of(device)

@@ -228,6 +228,8 @@ def _rehearse(
         return _RunsOneByOne()
     finally:
         _watched.made, _watched.is_rehearsed = None, False
+    if is_planning():
+        return _RunsOneByOne()
     inputs: list[torch.Tensor] = []
     _settings(arguments, inputs)
     calls = [one for one in made if isinstance(one, Made)]

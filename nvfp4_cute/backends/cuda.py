@@ -1,14 +1,12 @@
 """The backend that runs on this machine's GPU."""
 
-from functools import cache
-
 import torch
 
 from nvfp4_cute.gpus import targets
 from nvfp4_cute.launch.task import Launch, Task
 from nvfp4_cute.operands import tensor_map_fault
 
-gpu_of = cache(targets.gpu_of)
+gpu_of = targets.gpu_at
 
 
 def planned(task: Task) -> Launch:

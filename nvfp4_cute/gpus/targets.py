@@ -12,7 +12,7 @@ import difflib
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import cache, lru_cache
 from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -612,6 +612,12 @@ def gpu_of(device: "torch.device") -> Gpu:
     properties = torch.cuda.get_device_properties(device)
     capability = properties.major, properties.minor
     return _gpu(properties.name, properties.multi_processor_count, capability)
+
+
+@cache
+def gpu_at(device: "torch.device") -> Gpu:
+    """Returns :func:`gpu_of` of a device with an index, remembered because torch needs many Python calls to answer."""
+    return gpu_of(device)
 
 
 @lru_cache(maxsize=64)

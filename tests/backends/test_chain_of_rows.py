@@ -214,7 +214,7 @@ LAYERS = {
 }
 
 OF_GROUP = (NUM_COLUMNS + Group.OUT_BATCH_PITCH, NUM_COLUMNS + Group.SFA_ROW_BLOCKS)
-# Distances of batches, of which there is one, and blocks of scales of the memory between launches.
+# Places that no launch reads here: distances of batches (there is one), and blocks of scales of the memory between launches.
 UNUSED = {
     QuantizeKey: (Quantize.X_BATCH,),
     W4A16Key: (W4A16.X_BATCH, W4A16.OUT_BATCH),

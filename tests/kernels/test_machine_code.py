@@ -239,7 +239,7 @@ FAST = {
     "FP8 on sm_90": 1, "FP8 on sm_100": 1, "weight-only": 1, "weight-only, dual": 1, "few 16-bit rows": 1, "few rows": 2,
     "gemv": 2, "quantize": 1, "quantize rows": 2,
 }  # fmt: skip
-"""Number of variants of a set that the fast tests check: the first ones, some of which other tests compile as well."""
+"""The fast tests check this many variants of a set, from the first one on. Other tests compile some of them as well."""
 
 
 def threads_of(key, kernel):

@@ -24,7 +24,7 @@ def test_a_warp_that_does_nothing_for_tiles_is_there_whole():
 
 
 def test_what_a_warp_does_before_its_first_tile_is_not_part_of_its_tiles():
-    """An epilogue warp with 80 events of setup and 10 per tile, of which 30 % are kept: 12 of 40 tiles, 6 before the mark."""
+    """An epilogue warp has 80 events of setup and 10 per tile. 30 % of tiles are kept: 12 of 40, and 6 of them before the mark."""
     setup = [(Op.READ, i, ()) for i in range(80)]
     tile = lambda i: [(Op.WAIT, 8, i), *((Op.WRITE, (i, j)) for j in range(9))]
     (((warp,),),) = [begun(ClusterTrace((0, 0, 0), [[[*setup, *sum(map(tile, range(40)), [])]]]), 0.3).warps]

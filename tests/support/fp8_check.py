@@ -32,7 +32,7 @@ def on_sm120(tokens, teams=1, rows=sm120.TILE_M, **settings):
 
 
 def variants(table, *, on_gpu=False):
-    """Parameters (arch, config, mode), of which the first of each family is fast."""
+    """Parameters (arch, config, mode). The first one of each family is fast, and the others are slow."""
     marks = lambda arch, i: pytest.mark.gpu(arch) if on_gpu else pytest.mark.slow if i else ()
     return [
         pytest.param(arch, chosen, mode, marks=marks(arch, i), id=f"{arch}-{chosen}-{mode}")
