@@ -170,6 +170,8 @@ def unsupported_reason(config: KernelConfig, num_b: int = 1, formats: Formats = 
 
 
 CANDIDATES = DUAL_CANDIDATES = tuple(make_config(*key) for key in TIMES)
+BATCH_INVARIANT = tuple(replace(config, stream_k=False) for config in CANDIDATES if warps_of(config).k == 1)
+"""Candidates of batch-invariant products, whatever their sizes: one warp along K, and whole tiles."""
 DEFAULT_CONFIG = CANDIDATES[0]
 
 
@@ -240,9 +242,7 @@ def _choose(
     b_format: BlockFormat,
     is_batch_invariant: bool,
 ) -> KernelConfig:
-    tried = CANDIDATES
-    if is_batch_invariant:  # one warp along K, and tiles whole, whatever the sizes
-        tried = tuple(replace(config, stream_k=False) for config in tried if warps_of(config).k == 1)
+    tried = BATCH_INVARIANT if is_batch_invariant else CANDIDATES
     if not any(min(size) > 0 for size in sizes):
         return tried[0]
     return min(tried, key=lambda config: estimate_us(sizes, config, num_sms, num_b, is_ragged, b_format))
