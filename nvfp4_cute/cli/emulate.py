@@ -13,6 +13,7 @@ from typing import Any
 from tqdm import tqdm
 
 from nvfp4_cute import env
+from nvfp4_cute.cli import machine_checkers
 from nvfp4_cute.emulator.check.findings import common, of_failure, reported, sarif
 from nvfp4_cute.emulator.check.findings import record as finding_record
 from nvfp4_cute.emulator.check.ledger import Hazard, HazardError, counted
@@ -139,6 +140,8 @@ def emulate(
         say(line)
     if checked and not isinstance(outcome.error, EmulatorError):
         say(verdict(len(gpu.launches), others))
+    for line in machine_checkers.lines(gpu) if checked else ():
+        say(line)
     code = outcome.exit_code
     if code == 0 and check == "all" and any(hazard.severity == "warning" for hazard in others):
         code = ONLY_WARNINGS

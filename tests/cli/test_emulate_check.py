@@ -73,6 +73,21 @@ def test_the_repaired_kernel_is_clean_in_every_mode(emulate, mode):
     assert done.stderr.endswith("nvfp4-cute emulate: 1 launch checked: no hazards\n")
 
 
+def test_installed_checkers_of_machine_code_speak_last(emulate, tmp_path, monkeypatch):
+    for name in ("cuxray", "nvdisasm"):
+        (tmp_path / name).write_text('#!/bin/sh\necho "$@"\n')
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert "advise" not in emulate("yes").stderr
+    done = emulate("--check", "yes")
+    assert done.returncode == 0
+    assert [line.partition("emulate: ")[2] for line in done.stderr.splitlines()] == [
+        "1 launch checked: no hazards",
+        "cuxray says about the machine code of `exchange`:",
+        "  advise kernel.cubin --threads 64 --smem-dynamic 128",
+    ]
+
+
 def test_an_unknown_mode_names_the_known_ones(emulate):
     done = emulate("--mode", "late", "yes")
     assert done.returncode == 2

@@ -307,6 +307,9 @@ class Emulator:
 
     An exception inside a launch cannot cross the native host code. It is kept, and raised by `check` and on leaving the
     context.
+
+    Attributes:
+        modules: cubin and parsed PTX of every registered compilation that has a cubin.
     """
 
     def __init__(
@@ -347,7 +350,7 @@ class Emulator:
             self._timed.recorder = Recorder(with_data=timing.with_data, placement=timing.placement)
         self._attributes = self.device.attributes()
         self._kernels: dict[str, Program] = {}
-        self._modules: list[tuple[bytes, Program]] = []
+        self.modules: list[tuple[bytes, Program]] = []
         self._machine_code: dict[
             int, MachineCode
         ] = {}  # by the id of an entry, which its program keeps alive
@@ -380,7 +383,7 @@ class Emulator:
             raise EmulatorError(f"the PTX is for {target}, this emulator is {self.device.arch}")
         self._kernels.update(dict.fromkeys(program.entries, program))
         if cubin:
-            self._modules.append((cubin, program))
+            self.modules.append((cubin, program))
             for name, made in read_machine_code(cubin).items() if cubin.startswith(ELF) else ():
                 if name in program.entries:
                     self._machine_code[id(program.entries[name])] = made
@@ -510,7 +513,7 @@ class Emulator:
         return self.code_of(program, name)
 
     def _made_into(self, image: bytes) -> Program | None:
-        return next((program for cubin, program in reversed(self._modules) if cubin in image), None)
+        return next((program for cubin, program in reversed(self.modules) if cubin in image), None)
 
     def recover(self, image: bytes) -> bool:
         """Registers the PTX of unknown device code if it can be found. Returns whether it was; subclasses know where to look."""
