@@ -432,7 +432,7 @@ def _verdict(returncode: int, message: str) -> str:
 
 
 def _last_words(text: str) -> str:
-    """Returns the emulator's report, else the first error or hazard of a suite, else the last line."""
+    """Returns the emulator's report, else the first error, hazard or failed launch of a suite, else the last line."""
     text = CHECKED.sub("", text)
     hazards = re.search(
         rf"^nvfp4-cute emulate: .*{REPORTED.pattern}", text, re.M
@@ -441,6 +441,7 @@ def _last_words(text: str) -> str:
     lines = text[report:].splitlines() if report >= 0 else text.strip().splitlines()
     if report < 0:
         found = [n for n, line in enumerate(lines) if re.match(rf"E  |\d+ .*{REPORTED.pattern}", line)]
+        found += [n + 1 for n, line in enumerate(lines[:-1]) if re.fullmatch(r"_{3,} .* _{3,}", line)]
         lines = lines[found[0] :][:2] if found else lines[-1:]
     return "\n".join(lines)[:MESSAGE_CHARACTERS]
 

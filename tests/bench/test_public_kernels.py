@@ -172,6 +172,13 @@ def test_a_report_of_the_checker_is_a_hazard():
     assert public_kernels._verdict(1, "nvfp4-cute emulate: there is no file `x`") == "FAIL"
 
 
+def test_a_failed_launch_of_a_suite_is_quoted():
+    """Pytest prints it without a traceback, and thus without marks, right after the name of the test."""
+    failed = "kernel `k` cta (0, 0, 0) warp 1: PTX line 3: not allocated"
+    text = f"F.  [100%]\n== FAILURES ==\n____ test_a ____\n{failed}\nmore\n== summary ==\n1 failed, 1 passed in 2 s\n"
+    assert public_kernels._last_words(text) == f"{failed}\nmore"
+
+
 @pytest.fixture
 def wheel_row(checkout, monkeypatch):
     """A wheel with one module, and a kernel of it whose file prints where the module lies."""
