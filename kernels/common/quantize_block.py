@@ -226,20 +226,19 @@ def power_scale(amax: Float32, encode: Encoding) -> tuple[Uint32, Float32]:
 def power_code(amax: Float32, encode: Encoding) -> Uint32:
     """Returns the ue8m0 scale's code of a block with largest magnitude ``amax``.
 
-    Rounding "up" takes the smallest power of two not below RN(amax / largest element). Rounding "down" takes the exponent of
-    amax minus that of the largest element (OCP Microscaling Formats v1.0, section 6.3).
+    Rounding "up" takes the smallest power of two not below RN(amax / largest element), which needs no division. Rounding "down"
+    takes the exponent of amax minus that of the largest element (OCP Microscaling Formats v1.0, section 6.3).
     """
-    element = encode.format.element
+    element, bits = encode.format.element, ptx.bits_of(amax)
+    least = element.max_exponent << EXPONENT_BIT
+    exponent = bits >> EXPONENT_BIT
     if encode.scale_rounding == "up":
-        bits = ptx.bits_of(ptx.div_f32(amax, Float32(element.max)))
-        # Any mantissa bit carries into the exponent. Subnormal numbers up to 2^-127 have code 0.
-        exponent = (bits + Uint32((1 << EXPONENT_BIT) - 1)) >> EXPONENT_BIT
-        exponent = select(bits > LEAST_POWER_BITS, exponent, Uint32(0))
-    else:
-        bits = ptx.bits_of(amax)
-        exponent = bits >> EXPONENT_BIT
-        least = Uint32(element.max_exponent)
-        exponent = select(exponent > least, exponent - least, Uint32(0))
+        # A mantissa above the largest element's carries into the exponent. RN also makes 2^-127 of the float after the largest
+        # element times 2^-127.
+        mantissa = int(element.max * 2.0 ** (EXPONENT_BIT - element.max_exponent)) - (1 << EXPONENT_BIT)
+        exponent = (bits + Uint32((1 << EXPONENT_BIT) - 1 - mantissa)) >> EXPONENT_BIT
+        least += mantissa + 1
+    exponent = select(bits > least, exponent - element.max_exponent, Uint32(0))
     code = select(exponent < MOST_POWER, exponent, Uint32(MOST_POWER))
     code = select(bits < INFINITY_BITS, code, Uint32(MOST_POWER))
     return select(bits > INFINITY_BITS, Uint32(NAN_POWER), code)
@@ -253,9 +252,11 @@ def inverse_power(code: Uint32) -> Float32:
 
 def encode_products(x: list, signs: list | None, code: Uint32, inverse: Float32, encode: Encoding) -> list:
     """Implements :func:`encode_values` for ue8m0 scales."""
-    values = [ptx.mul_f32(value, inverse) for value in x]
-    if not encode.signed:
-        # e2m1 has no NaN; all elements of a NaN block become +6.
-        kept = select(code > MOST_POWER, Uint32(0), Uint32(0xFFFFFFFF))
-        signs = [word & kept for word in signs]
-    return encode.element.pack(values, signs)
+    words = []
+    # e2m1 has no NaN; all elements of a NaN block become +6.
+    kept = None if encode.signed else select(code > MOST_POWER, Uint32(0), Uint32(0xFFFFFFFF))
+    for first in range(0, len(x), 8):  # eight at a time, for fewer registers
+        values = [ptx.mul_f32(value, inverse) for value in x[first : first + 8]]
+        some = None if kept is None else [word & kept for word in signs[first // 2 : first // 2 + 4]]
+        words += encode.element.pack(values, some)
+    return words

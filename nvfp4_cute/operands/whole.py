@@ -90,7 +90,7 @@ def refuse_row_scales(name: str, *operands: Parts) -> None:
 
 
 def _check_own_format(whole: BlockScaledTensor, format: BlockFormat) -> None:
-    as_format("format", format)
+    format = as_format("format", format)
     check_formats(format=whole.format, takes_rows=True)
     is_default = format.name == NVFP4.name
     if not is_default and format.name != whole.format.name:
@@ -102,7 +102,7 @@ def _check_own_format(whole: BlockScaledTensor, format: BlockFormat) -> None:
 
 def check_rows_format(name: str, rows: Any, scale: Any, format: BlockFormat) -> None:
     """Raises ValueError if a format is given for 16-bit rows, which have no ``scale`` and no format."""
-    as_format(f"{name}_format", format)
+    format = as_format(f"{name}_format", format)
     first = rows[0] if isinstance(rows, list | tuple) and rows else rows
     is_plain = scale is None and isinstance(first, torch.Tensor) and first.dtype in ACTIVATION_DTYPES
     if is_plain and format.name != NVFP4.name:

@@ -180,8 +180,8 @@ def quantizations():
 
 
 def quantizations_to_mx():
-    rest = product((BF16, F16), MX, ("up", "down"), (False, True))
-    for arch, (dtype, format, rounding, has_up) in product(("sm_90a", "sm_100a"), rest):
+    rest = product((F16, BF16), MX, ("up", "down"), (False, True))
+    for arch, (dtype, format, rounding, has_up) in product(("sm_100a", "sm_90a"), rest):
         yield QuantizeKey(arch, dtype, False, False, True, has_up, format, rounding)
 
 
@@ -237,7 +237,7 @@ SETS = {
 FAST = {
     "sm_100": 1, "sm_120": 1, "sm_120, every tile": 2, "chains": 1, "pairs of formats": 1, "dual, one weight, sm_100": 1,
     "FP8 on sm_90": 1, "FP8 on sm_100": 1, "weight-only": 1, "weight-only, dual": 1, "few 16-bit rows": 1, "few rows": 2,
-    "gemv": 2, "quantize": 1, "quantize rows": 2,
+    "gemv": 2, "quantize": 1, "quantize to MX": 1, "quantize rows": 2,
 }  # fmt: skip
 """The fast tests check this many variants of a set, from the first one on. Other tests compile some of them as well."""
 

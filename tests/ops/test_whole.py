@@ -114,9 +114,11 @@ def test_a_format_that_says_nothing_is_refused(backend):
     )
     for call, words in (
         (lambda **how: on_parts.gemm(x, w, b_format=nv.MXFP4, **how), other),
+        (lambda **how: on_parts.gemm(x, w, b_format="mxfp4", **how), other),
         (lambda **how: on_parts.dual_gemm(x, w, w, a_format=nv.MXFP4, **how), other),
         (lambda **how: on_parts.grouped_gemm([x], [w], a_format=nv.MXFP4, **how), other),
         (lambda **how: on_parts.gemm(plain, w, a_format=nv.MXFP4, **how), none),
+        (lambda **how: on_parts.gemm(plain, w, a_format="mxfp4", **how), none),
         (lambda **how: on_parts.dual_gemm(plain, w, w, a_format=nv.MXFP4, **how), none),
         (lambda **how: on_parts.grouped_gemm([plain], [w], a_format=nv.MXFP4, **how), none),
         (lambda **how: on_parts.grouped_dual_gemm([plain], [w], [w], a_format=nv.MXFP4, **how), none),
