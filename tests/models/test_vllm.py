@@ -23,6 +23,7 @@ from checkpoint_files import MODELOPT, write  # noqa: E402
 from int4_files import AWQ, GPTQ, compressed_tensors, write_int4  # noqa: E402
 from lockstep import Lockstep, Recorded, closeness  # noqa: E402
 from tiny_models import EXPERTS, model_of  # noqa: E402
+from token_checks import PROMPTS, TOKENS, check_tokens, transformers_model  # noqa: E402
 from vllm.model_executor.layers.fused_moe import RoutedExperts  # noqa: E402
 
 from nvfp4_cute.bench.vllm import hybrid  # noqa: E402
@@ -71,25 +72,6 @@ def changed(folder, to, change):
     return to
 
 
-def check_tokens(folder, got, tolerance, model=None):
-    """Checks that each token has transformers' highest logit after the same tokens, or one within ``tolerance`` of it."""
-    model = model or transformers_model(folder)
-    for prompt, answer in zip(vllm_tokens.PROMPTS, got, strict=True):
-        assert len(answer) == vllm_tokens.TOKENS
-        with torch.no_grad():
-            logits = model(torch.tensor([[*prompt, *answer]])).logits[0, len(prompt) - 1 : -1]
-        chosen = logits.gather(1, torch.tensor(answer).unsqueeze(1))[:, 0]
-        assert (logits.amax(1) - chosen).max() <= tolerance
-
-
-def transformers_model(folder):
-    # Some loaders of transformers keep the file's dtype for tensors that they rename.
-    # vLLM keeps rows of MXFP4 layers in 16 bits, whatever the checkpoint says.
-    is_mxfp4 = "mxfp4" in json.dumps(config_of(folder)["quantization_config"]).lower()
-    activations = "16bit" if is_mxfp4 else "auto"
-    return torch.nn.Module.float(ours.load(folder, dtype=torch.float32, activations=activations))
-
-
 def check_in_lockstep(folder, llm):
     """Compares vLLM's layers with transformers': equal bits for equal rows.
 
@@ -101,9 +83,9 @@ def check_in_lockstep(folder, llm):
     with Recorded(served) as recorded:
         got = vllm_tokens.tokens(llm)
     hook.remove()
-    model, prompts, hidden = transformers_model(folder), vllm_tokens.PROMPTS, []
+    model, prompts, hidden = transformers_model(folder), PROMPTS, []
     model.lm_head.register_forward_pre_hook(lambda module, inputs: hidden.append(inputs[0][0]))
-    starts, steps = torch.tensor([0, *map(len, prompts)]).cumsum(0), vllm_tokens.TOKENS
+    starts, steps = torch.tensor([0, *map(len, prompts)]).cumsum(0), TOKENS
     assert len(logits) == steps
     for i, (prompt, answer) in enumerate(zip(prompts, got, strict=True)):
         # The first step has the rows of all prompts, every later step one row per prompt.

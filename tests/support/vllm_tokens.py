@@ -5,8 +5,8 @@ import json
 import os
 import sys
 
-PROMPTS = ([1, 2, 3, 4, 5, 6, 7], [9, 8, 7], [100, 50, 25, 12, 6, 3, 1, 200, 201])
-TOKENS = 12
+from token_checks import PROMPTS, TOKENS
+
 ENVIRONMENT = {
     "VLLM_CPU_KVCACHE_SPACE": "1",
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",

@@ -1,21 +1,24 @@
 """Linear layers and experts of NVFP4 checkpoints in SGLang.
 
-Parameters have the names and shapes of ModelOpt's checkpoints, so SGLang's loaders fill them. After loading, modules of this
+Parameters have the names and shapes of the checkpoint's tensors, so SGLang's loaders fill them. After loading, modules of this
 package take over the tensors and compute the layers.
 """
 
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass
 from importlib import import_module
 from itertools import chain
 from typing import Any
 
 import torch
-from sglang.srt.layers.moe import MoeRunnerBackend
+from sglang.srt.layers.linear import LinearBase
+from sglang.srt.layers.moe.fused_moe_triton import FusedMoE, FusedMoeWeightScaleSupported
 from sglang.srt.layers.moe.token_dispatcher.standard import StandardCombineInput
 from sglang.srt.layers.parameter import ModelWeightParameter, PerTensorScaleParameter
-from sglang.srt.layers.quantization.base_config import LinearMethodBase
-from sglang.srt.layers.quantization.modelopt_quant import ModelOptFp4Config, ModelOptNvFp4FusedMoEMethod
+from sglang.srt.layers.quantization.base_config import FusedMoEMethodBase, LinearMethodBase
+from sglang.srt.layers.quantization.compressed_tensors.compressed_tensors import CompressedTensorsConfig
+from sglang.srt.layers.quantization.modelopt_quant import ModelOptFp4Config, ModelOptMixedPrecisionConfig
+from sglang.srt.layers.vocab_parallel_embedding import ParallelLMHead
 
 from nvfp4_cute import env
 from nvfp4_cute.activation import Activation, ActivationName
@@ -28,15 +31,51 @@ from nvfp4_cute.nn import prepare
 
 # ModelOpt's names of weight-only NVFP4, which SGLang's config refuses, and of NVFP4 with 4-bit activations.
 WEIGHT_ONLY, BOTH = "W4A16_NVFP4", "NVFP4"
-# Names in checkpoints: packed data, block scales, and the float32 global scales of weights and of activations.
-WEIGHT, SCALE, WEIGHT_FACTOR, INPUT_FACTOR = "weight", "weight_scale", "weight_scale_2", "input_scale"
+SCHEMES = {
+    WEIGHT_ONLY: Scheme(WEIGHT_ONLY, NVFP4.name, None),
+    BOTH: Scheme(BOTH, NVFP4.name, NVFP4.name),
+}
 WAY_OUT = "start SGLang with SGLANG_PLUGINS=none to use its own kernels"
 # Activation functions of experts with and without a gate. "gelu" is left out, because SGLang's kernels disagree on what it means.
 GATED: tuple[ActivationName, ...] = ("silu",)
 UNGATED: tuple[ActivationName, ...] = ("silu", "relu2")
 
 
-class NVFP4Config(ModelOptFp4Config):
+@dataclass(frozen=True)
+class Names:
+    """Names of a layer's tensors in the checkpoints of a tool.
+
+    Attributes:
+        weight: packed data.
+        scale: block scales.
+        weight_factor: float32 global scale of the weights.
+        input_factor: float32 global scale of the activations.
+        is_reciprocal: whether dequantizing divides by global scales.
+    """
+
+    weight: str
+    scale: str
+    weight_factor: str
+    input_factor: str
+    is_reciprocal: bool
+
+    def known(self, name: str, numbers: torch.Tensor) -> torch.Tensor:
+        """Returns loaded global scales, which multiply. Raises CheckpointError if one is missing, not positive or not finite."""
+        if not bool(((numbers > 0) & numbers.isfinite()).all()):
+            raise CheckpointError(
+                f"{name} has {numbers.flatten()[:4].tolist()}: a file of the checkpoint is missing, or the scale is zero or not "
+                "finite; fetch the files again"
+            )
+        return 1 / numbers if self.is_reciprocal else numbers
+
+
+MODELOPT = Names("weight", "weight_scale", "weight_scale_2", "input_scale", is_reciprocal=False)
+COMPRESSED = Names(
+    "weight_packed", "weight_scale", "weight_global_scale", "input_global_scale", is_reciprocal=True
+)
+
+
+class ModelOptConfig(ModelOptFp4Config):
     """``quantization_config`` of a ModelOpt checkpoint whose layers are NVFP4, with 4-bit or 16-bit activations.
 
     Attributes:
@@ -46,7 +85,7 @@ class NVFP4Config(ModelOptFp4Config):
     keeps_16_bits = False
 
     @classmethod
-    def from_config(cls, config: dict[str, Any]) -> "NVFP4Config":
+    def from_config(cls, config: dict[str, Any]) -> "ModelOptConfig":
         """Reads the entry of config.json, or all of hf_quant_config.json."""
         is_nested = "quantization" in config
         entry = config["quantization"] if is_nested else config
@@ -59,21 +98,78 @@ class NVFP4Config(ModelOptFp4Config):
 
     def get_quant_method(self, layer: torch.nn.Module, prefix: str) -> Any:
         """Returns the object that creates, loads and computes a layer; None for a layer that this method does not handle."""
-        return self._get_quant_method(layer, prefix, Linear=NVFP4LinearMethod, Moe=ModelOptExperts)
+        if not self.is_checkpoint_nvfp4_serialized:
+            return super().get_quant_method(layer, prefix)
+        return modelopt_method(
+            self, SCHEMES[WEIGHT_ONLY if self.keeps_16_bits else BOTH], layer, prefix, self.is_awq
+        )
 
-    @property
-    def scheme(self) -> Scheme:
-        """Formats of weights and activations of the quantized layers."""
-        if self.keeps_16_bits:
-            return Scheme(WEIGHT_ONLY, NVFP4.name, None)
-        return Scheme(BOTH, NVFP4.name, NVFP4.name)
+
+class MixedConfig(ModelOptMixedPrecisionConfig):
+    """``quantization_config`` of a ModelOpt checkpoint with several formats. SGLang computes layers that are not NVFP4."""
+
+    def get_quant_method(self, layer: torch.nn.Module, prefix: str) -> Any:
+        """Returns the object that creates, loads and computes a layer; None for a layer that this method does not handle."""
+        scheme = SCHEMES.get(self._resolve_quant_algo(prefix) or "")
+        if scheme is None or not isinstance(layer, LinearBase | ParallelLMHead | FusedMoE):
+            return super().get_quant_method(layer, prefix)
+        return modelopt_method(self, scheme, layer, prefix)
+
+
+class CompressedConfig(CompressedTensorsConfig):
+    """``quantization_config`` of a compressed-tensors checkpoint. SGLang's own methods compute layers that are not NVFP4."""
+
+    def get_quant_method(self, layer: torch.nn.Module, prefix: str) -> Any:
+        """Returns the object that creates, loads and computes a layer; None for a layer that this method does not handle."""
+        kinds = {LinearBase: NVFP4LinearMethod, FusedMoE: NVFP4Experts}
+        method = next((method for kind, method in kinds.items() if isinstance(layer, kind)), None)
+        scheme = None if method is None else self._scheme(layer, prefix)
+        if method is None or scheme is None:
+            return super().get_quant_method(layer, prefix)
+        return method(COMPRESSED, scheme)
+
+    def _scheme(self, layer: torch.nn.Module, prefix: str) -> Scheme | None:
+        """Returns the scheme of a layer in NVFP4; None if a part of it has another one."""
+        names = [prefix]
+        if isinstance(layer, FusedMoE):
+            self._add_fused_moe_to_target_scheme_map()
+            names = [f"{prefix}.0.{part}_proj" for part in ("gate", "up", "down")]
+        elif self.linear_fp8_config is not None:
+            return None
+        found = [self.get_scheme_dict(layer, name) for name in names]
+        is_more = self.sparsity_scheme_map or self.config.get("transform_config")
+        if not found[0] or any(one != found[0] for one in found) or is_more:
+            return None
+        weights, activations = found[0]["weights"], found[0]["input_activations"]
+        if not is_nvfp4(weights) or not (activations is None or is_nvfp4(activations)):
+            return None
+        return SCHEMES[WEIGHT_ONLY if activations is None else BOTH]
+
+
+def modelopt_method(
+    config: Any, scheme: Scheme, layer: torch.nn.Module, prefix: str, is_awq: bool = False
+) -> Any:
+    """Returns the method of a layer in NVFP4, or SGLang's for a layer that the checkpoint leaves in 16 bits."""
+    return config._get_quant_method(
+        layer,
+        prefix,
+        Linear=lambda _: NVFP4LinearMethod(MODELOPT, scheme, is_awq),
+        Moe=lambda _: NVFP4Experts(MODELOPT, scheme),
+    )
+
+
+def is_nvfp4(args: Any) -> bool:
+    """Returns whether compressed-tensors' QuantizationArgs describe NVFP4."""
+    given = args.num_bits, args.type, args.strategy, args.group_size
+    return given == (4, "float", "tensor_group", NVFP4.block_k)
 
 
 class NVFP4LinearMethod(LinearMethodBase):
     """Creates, loads and computes a linear layer, or several that SGLang merges, such as q, k and v."""
 
-    def __init__(self, quant_config: NVFP4Config):
-        self.quant_config = quant_config
+    def __init__(self, names: Names, scheme: Scheme, has_pre_scale: bool = False):
+        """``has_pre_scale``: whether activations are multiplied by ``pre_quant_scale`` (AWQ)."""
+        self.names, self.scheme, self.has_pre_scale = names, scheme, has_pre_scale
 
     def create_weights(
         self,
@@ -89,15 +185,15 @@ class NVFP4LinearMethod(LinearMethodBase):
         loader, k = extra_weight_attrs["weight_loader"], input_size_per_partition
         layer.logical_widths, layer.input_size_per_partition = output_partition_sizes, k
         layer.params_dtype, rows = params_dtype, sum(output_partition_sizes)
-        for name, made in matrices((rows,), k).items():
+        for name, made in matrices(self.names, (rows,), k).items():
             layer.register_parameter(
                 name, ModelWeightParameter(data=made, input_dim=1, output_dim=0, weight_loader=loader)
             )
-        for name in (WEIGHT_FACTOR, INPUT_FACTOR):
+        for name in (self.names.weight_factor, self.names.input_factor):
             numbers = PerTensorScaleParameter(data=unknown(len(output_partition_sizes)), weight_loader=loader)
             numbers.needs_scalar_to_array = True
             layer.register_parameter(name, numbers)
-        if self.quant_config.is_awq:
+        if self.has_pre_scale:
             ones = torch.ones(k, dtype=params_dtype)
             made = ModelWeightParameter(data=ones, input_dim=0, output_dim=0, weight_loader=loader)
             layer.register_parameter("pre_quant_scale", made)
@@ -108,25 +204,28 @@ class NVFP4LinearMethod(LinearMethodBase):
         Raises:
             CheckpointError: a global scale is missing, zero or not finite.
         """
-        scheme = self.quant_config.scheme
-        names = (SCALE, WEIGHT_FACTOR, INPUT_FACTOR, "pre_quant_scale")
-        taken = {name: layer._parameters.pop(name).data for name in names if name in layer._parameters}
-        factors = known(WEIGHT_FACTOR, taken[WEIGHT_FACTOR])
-        inputs = None if scheme.activations is None else known(INPUT_FACTOR, taken[INPUT_FACTOR]).amax()
+        names = self.names
+        taken = {name: parameter.data for name, parameter in layer._parameters.items() if name != "bias"}
+        for name in taken:
+            del layer._parameters[name]
+        factors = names.known(names.weight_factor, taken[names.weight_factor])
+        has_inputs = self.scheme.activations is not None
+        inputs = names.known(names.input_factor, taken[names.input_factor]).amax() if has_inputs else None
         # Parts with equal global scales become one product.
         is_one = bool((factors == factors[0]).all())
         sizes = [sum(layer.logical_widths)] if is_one else layer.logical_widths
+        # Other code of SGLang reads ``weight``.
+        layer.weight = torch.nn.Parameter(taken[names.weight], requires_grad=False)
         device, dtype, k = layer.weight.device, layer.params_dtype, layer.input_size_per_partition
         modules = []
         for data, scale, factor in zip(
-            layer.weight.data.split(sizes), taken[SCALE].split(sizes), factors, strict=False
+            taken[names.weight].split(sizes), taken[names.scale].split(sizes), factors, strict=False
         ):
             weight = stored_weight(NVFP4.name, data, scale, factor)
             stored = StoredLinear(
-                type(layer).__name__, scheme, weight, inputs, None, taken.get("pre_quant_scale")
+                type(layer).__name__, self.scheme, weight, inputs, None, taken.get("pre_quant_scale")
             )
             modules.append(linear_module(stored, None, dtype=dtype, device=device, activations=activations()))
-        # ``weight`` stays a parameter, because other code of SGLang reads it.
         layer.nvfp4 = torch.nn.ModuleList(modules)
         if device.type == "cuda":
             keys = [prepare.linear_kernels(module, k, most_rows(), dtype, device) for module in modules]
@@ -139,17 +238,11 @@ class NVFP4LinearMethod(LinearMethodBase):
         return joined if bias is None else joined + bias
 
 
-class ModelOptExperts(ModelOptNvFp4FusedMoEMethod):
-    """Creates, loads and computes the experts of a layer.
+class NVFP4Experts(FusedMoEMethodBase):
+    """Creates, loads and computes the experts of a layer."""
 
-    SGLang's loader looks for "ModelOpt" in the name of the class.
-    """
-
-    # SGLang asks whether weights need the order of other libraries' kernels.
-    enable_flashinfer_trtllm_moe = use_flashinfer_trtllm_weight_layout = load_up_proj_weight_first = False
-
-    def __init__(self, quant_config: NVFP4Config):
-        self.quant_config = quant_config
+    def __init__(self, names: Names, scheme: Scheme):
+        self.names, self.scheme = names, scheme
 
     def create_weights(
         self,
@@ -174,21 +267,20 @@ class ModelOptExperts(ModelOptNvFp4FusedMoEMethod):
         loader, width = extra_weight_attrs["weight_loader"], intermediate_size_per_partition
         sides = 2 if layer.moe_runner_config.is_gated else 1
         layer.params_dtype = params_dtype
+        names, kinds = self.names, FusedMoeWeightScaleSupported
         for side, rows, k in (("w13", sides * width, hidden_size), ("w2", hidden_size, width)):
-            for name, made in matrices((num_experts, rows), k).items():
-                own = ModelWeightParameter(data=made, input_dim=1, output_dim=2, weight_loader=loader)
-                layer.register_parameter(f"{side}_{name}", own)
-            # SGLang loads scales of activations for the experts of all ranks.
-            for name, count in ((WEIGHT_FACTOR, num_experts), (INPUT_FACTOR, layer.num_experts)):
-                shape = (count, sides) if side == "w13" and sides > 1 else (count,)
-                numbers = PerTensorScaleParameter(data=unknown(*shape), weight_loader=loader)
-                numbers._sglang_require_global_experts = name == INPUT_FACTOR
-                layer.register_parameter(f"{side}_{name}", numbers)
+            made = matrices(names, (num_experts, rows), k)
+            shape = (num_experts, sides) if side == "w13" and sides > 1 else (num_experts,)
+            made |= {name: unknown(*shape) for name in (names.weight_factor, names.input_factor)}
+            for name, data in made.items():
+                kind = kinds.TENSOR if data.dtype == torch.float32 else kinds.GROUP
+                parameter = torch.nn.Parameter(data, requires_grad=False)
+                vars(parameter).update(weight_loader=loader, quant_method=kind.value)
+                layer.register_parameter(f"{side}_{name}", parameter)
 
     def create_moe_runner(self, layer: torch.nn.Module, moe_runner_config: Any) -> None:
-        """Keeps the config. With the Marlin backend, SGLang's router leaves the layer's scaling factor to ``apply``."""
+        """Keeps the config."""
         self.moe_runner_config = moe_runner_config
-        self._moe_runner_backend = MoeRunnerBackend.MARLIN
 
     def process_weights_after_loading(self, layer: Any) -> None:
         """Checks the loaded tensors, and makes ``layer.nvfp4``, the module that computes the experts.
@@ -197,14 +289,10 @@ class ModelOptExperts(ModelOptNvFp4FusedMoEMethod):
             CheckpointError: a global scale is missing, zero or not finite.
             UnsupportedProblem: no kernel computes the activation.
         """
-        scheme, config = self.quant_config.scheme, self.moe_runner_config
+        config = self.moe_runner_config
         (w13, factor13, input13), (w2, factor2, input2) = (self._side(layer, side) for side in ("w13", "w2"))
-        if config.is_gated and getattr(layer, "use_flashinfer_trtllm_moe", False):
-            # With this backend SGLang loads up before gate.
-            w13 = replace(w13, data=halves_swapped(w13.data), scale=halves_swapped(w13.scale))
-            factor13 = factor13.flip(1)
         stored = StoredExperts(
-            type(layer).__name__, scheme, w13, factor13, w2, factor2.reshape(-1), input13, input2, None, None,
+            type(layer).__name__, self.scheme, w13, factor13, w2, factor2.reshape(-1), input13, input2, None, None,
             has_gate=config.is_gated,
         )  # fmt: skip
         device, dtype, count = w2.data.device, layer.params_dtype, len(w2.data)
@@ -217,17 +305,16 @@ class ModelOptExperts(ModelOptNvFp4FusedMoEMethod):
 
     def _side(self, layer: Any, side: str) -> tuple[BlockScaledTensor, torch.Tensor, torch.Tensor | None]:
         """Removes a projection's parameters. Returns weights, their global scales [E, 1 or 2], and those of activations [E]."""
-        taken = {
-            name: layer._parameters.pop(f"{side}_{name}").data
-            for name in (WEIGHT, SCALE, WEIGHT_FACTOR, INPUT_FACTOR)
-        }
-        count = len(taken[WEIGHT])
-        weight = stored_weight(NVFP4.name, taken[WEIGHT], taken[SCALE])
-        factors = known(f"{side}_{WEIGHT_FACTOR}", taken[WEIGHT_FACTOR]).reshape(count, -1)
-        if self.quant_config.scheme.activations is None:
-            return weight, factors, None
-        own = taken[INPUT_FACTOR][layer.moe_ep_rank * count :][:count]
-        return weight, factors, known(f"{side}_{INPUT_FACTOR}", own).reshape(count, -1).amax(1)
+        names = self.names
+        weight, scale, factor, inputs = (
+            layer._parameters.pop(f"{side}_{name}").data
+            for name in (names.weight, names.scale, names.weight_factor, names.input_factor)
+        )
+        stored, count = stored_weight(NVFP4.name, weight, scale), len(weight)
+        factors = names.known(f"{side}_{names.weight_factor}", factor).reshape(count, -1)
+        if self.scheme.activations is None:
+            return stored, factors, None
+        return stored, factors, names.known(f"{side}_{names.input_factor}", inputs).reshape(count, -1).amax(1)
 
     def apply(self, layer: Any, dispatch_output: Any) -> StandardCombineInput:
         """Returns the weighted sum of the experts' results per row. Ids of -1 are experts of other ranks."""
@@ -260,32 +347,17 @@ def activations() -> LayerActivations:
     return "by_rows" if chosen == "fp8" else chosen
 
 
-def matrices(rows: tuple[int, ...], k: int) -> dict[str, torch.Tensor]:
+def matrices(names: Names, rows: tuple[int, ...], k: int) -> dict[str, torch.Tensor]:
     """Makes uninitialized data and block scales of weights [*rows, K], by their names in checkpoints."""
     return {
-        WEIGHT: torch.empty(*rows, NVFP4.row_bytes(k), dtype=torch.uint8),
-        SCALE: torch.empty(*rows, NVFP4.num_k_blocks(k), dtype=torch.float8_e4m3fn),
+        names.weight: torch.empty(*rows, NVFP4.row_bytes(k), dtype=torch.uint8),
+        names.scale: torch.empty(*rows, NVFP4.num_k_blocks(k), dtype=torch.float8_e4m3fn),
     }
 
 
 def unknown(*shape: int) -> torch.Tensor:
     """Makes float32 scales that are NaN until a file's scales are loaded."""
     return torch.full(shape, torch.nan, dtype=torch.float32)
-
-
-def known(name: str, numbers: torch.Tensor) -> torch.Tensor:
-    """Returns loaded scales. Raises CheckpointError if one is missing, not positive or not finite."""
-    if not bool(((numbers > 0) & numbers.isfinite()).all()):
-        raise CheckpointError(
-            f"{name} has {numbers.flatten()[:4].tolist()}: a file of the checkpoint is missing, or the scale is zero or not "
-            "finite; fetch the files again"
-        )
-    return numbers
-
-
-def halves_swapped(rows: torch.Tensor) -> torch.Tensor:
-    """Exchanges the two halves of rows [E, 2 I, ...]."""
-    return torch.cat(rows.chunk(2, 1)[::-1], 1)
 
 
 def most_rows() -> int:
