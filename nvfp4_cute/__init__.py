@@ -6,6 +6,7 @@ first used.
 """
 
 from importlib import import_module
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from nvfp4_cute.clone import find_folders as _find_folders
@@ -151,4 +152,7 @@ if not TYPE_CHECKING:  # a type checker that saw it would accept any name
 
 
 def __dir__() -> list[str]:
-    return sorted({*(name for name in globals() if name.startswith("__")), *_MODULES})
+    hidden = (
+        () if find_spec("transformers") else _NEEDS_TRANSFORMERS
+    )  # else `help(nvfp4_cute)` would import them and raise
+    return sorted({*(name for name in globals() if name.startswith("__")), *_MODULES}.difference(hidden))

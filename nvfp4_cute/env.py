@@ -75,7 +75,7 @@ CACHE_DIR = Variable(
 ACTIVATIONS = Variable(
     name="NVFP4_CUTE_ACTIVATIONS",
     default="",
-    effect="activations of 4-bit checkpoints in vLLM: auto, 4bit, 4over6, per_row, fp8, 16bit, instead of those in config.json",
+    effect="activations of 4-bit checkpoints in vLLM and SGLang, instead of those in config.json, which default to auto",
     choices=("auto", "4bit", "4over6", "per_row", "fp8", "16bit"),
 )
 POPCORN_API = Variable(

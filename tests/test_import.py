@@ -3,6 +3,7 @@
 import ast
 import json
 import pickle
+import pydoc
 import subprocess
 import sys
 import textwrap
@@ -170,6 +171,10 @@ def test_load_says_what_it_needs(monkeypatch):
     monkeypatch.delitem(vars(nvfp4_cute), "load", raising=False)
     with pytest.raises(ModuleNotFoundError, match="pip install .nvfp4-cute.models"):
         nvfp4_cute.load  # noqa: B018 (the look-up imports)
+    assert "load" not in dir(nvfp4_cute)
+    assert "Multiply matrices" in pydoc.plain(pydoc.render_doc(nvfp4_cute)), (
+        "help() imports all names of dir()"
+    )
 
 
 def test_names_that_the_readme_shows():
@@ -178,5 +183,4 @@ def test_names_that_the_readme_shows():
     assert (nvfp4_cute.fuse, nvfp4_cute.replace_linears) == (fuse, replace_linears)
     assert nvfp4_cute.QuantizedLinear is QuantizedLinear
     assert callable(fuse) and callable(nvfp4_cute.debug)
-    assert "load" in dir(nvfp4_cute)
     assert not {"Any", "TYPE_CHECKING", "import_module", "private_api"} & set(dir(nvfp4_cute))

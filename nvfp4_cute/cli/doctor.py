@@ -104,7 +104,7 @@ def _ability_lines(native: list[Gpu], compiler: str | None, shim: str | None) ->
         yield "model times of Blackwell and Hopper: nvfp4-cute trace nvfp4_gemm, nvfp4-cute bench --target B200"
     else:
         yield "no virtual GPU: see emulator below"
-    yield "compute floors and compile kernels for other machines: nvfp4-cute sol, nvfp4-cute compile"
+    yield "compute the speed of light of a GPU, and compile kernels for it: nvfp4-cute sol, nvfp4-cute compile"
 
 
 def _engine_lines() -> list[str]:
@@ -191,7 +191,7 @@ def _format_lines(formats: Formats) -> Iterator[str]:
             found[str(error).removeprefix(f"{arch}: ")].append(arch)
         else:
             mma = mmas[formats]
-            how = f"decoded to {mma.kind}" if mma.decodes else f"tensor cores, {mma.kind}"
+            how = f"dequantized to {mma.kind}" if mma.decodes else f"tensor cores, {mma.kind}"
             found[how].append(arch)
     yield from (f"{', '.join(archs)}: {how}" for how, archs in found.items())
     weight_only = ", ".join(filter(is_weight_only, simt.ARCHS))

@@ -132,6 +132,8 @@ def emulate(
             print(table(gpu.launches), file=sys.stderr)
     checked, check = check is not None, check or "errors"
     report(outcome, check, traceback, arch)
+    if outcome.exit_code and gpu.launches and not checked:
+        say("pass --check to look for races, and to see lines of Python in faults of kernels")
     failed = outcome.error.hazards if isinstance(outcome.error, HazardError) else []
     others = reported((hazard for hazard in gpu.hazards if hazard not in failed), check)
     for hazard in others:

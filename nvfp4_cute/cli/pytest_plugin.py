@@ -39,6 +39,10 @@ def pytest_load_initial_conftests(early_config: pytest.Config) -> Iterator[None]
     options = early_config.known_args_namespace
     if getattr(options, "cute_emulate", None):
         early_config.pluginmanager.register(Emulation(options), "cute-emulation")
+    elif getattr(options, "cute_check", None) or getattr(options, "cute_sarif", None):
+        raise pytest.UsageError(
+            "--cute-check and --cute-sarif need a virtual GPU: also pass --cute-emulate sm_100a"
+        )
     yield
 
 

@@ -316,7 +316,7 @@ def _breakdown(row: Row) -> str:
             f"{row.problem} {row.case}",
             "",
             text_table(("operand", "", "bytes", "%"), operands, left=2),
-            f"total: {row.work.bytes:,} bytes, {row.work.flops:,} FLOP, {row.work.intensity:.1f} FLOP a byte"
+            f"total: {row.work.bytes:,} bytes, {row.work.flops:,} FLOP, {row.work.intensity:.1f} FLOP per byte"
             + products,
             "",
             "\n".join(f"{name:<7}{us:>10} us   {basis}" for name, us, basis in terms),

@@ -103,6 +103,12 @@ SCALES_OF_WORDS = {BF16_ZERO.name: BF16, FP16_ZERO.name: FP16}
 class BlockFormat:
     """A block-scaled format: ``value * scale``, times ``global_scale`` where the format has one.
 
+    Records: NVFP4 and MXFP4 (e2m1 values), MXFP8_E4M3 and MXFP8_E5M2, FP8_1x128, FP8_128x128 and FP8_1xK (e4m3 values, named
+    after the values that share a scale), INT8, MXFP4_FP8 (see ``mxfp4_for_fp8``), and those of ``int4_format``.
+
+        >>> NVFP4.name, NVFP4.element.name, NVFP4.scale.name, NVFP4.block_k
+        ('nvfp4', 'e2m1', 'ue4m3', 16)
+
     Attributes:
         name: appears in messages, cache keys and kernel names.
         element: type of the data.
@@ -448,5 +454,8 @@ def format_named(name: str, argument: str = "format") -> BlockFormat:
     """Returns the record with this name. Raises ValueError, with a list of all names, if there is none."""
     found = FORMATS.get(name) or INT4_FORMATS.get(name) or _OTHERS.get(name)
     if found is None:
-        raise ValueError(f"{argument}={name!r} is unknown; use one of {', '.join((*FORMATS, *INT4_FORMATS))}")
+        raise ValueError(
+            f"{argument}={name!r} is unknown; use one of {', '.join(FORMATS)}, or an int4_format(...), such as "
+            f"{next(reversed(INT4_FORMATS))}"
+        )
     return found

@@ -349,12 +349,12 @@ class BlockScaledTensor:
         index = index if isinstance(index, tuple) else (index,)
         if len(self.shape) < 2 or len(index) > len(batches) + 1:
             raise IndexError(
-                f"{index} of shape {tuple(self.shape)}: batches and rows are taken; K stays whole"
+                f"index {index} of a tensor of shape {tuple(self.shape)}: index batches and rows only; K stays whole"
             )
         chosen = (*index, *(slice(None) for _ in range(len(batches) + 1 - len(index))))
         if not isinstance(chosen[-1], slice):
             raise ValueError(
-                f"row {chosen[-1]}: rows are taken as a slice; use [{chosen[-1]}:{chosen[-1] + 1}]"
+                f"index {chosen[-1]} of the rows is not a slice; use [{chosen[-1]}:{chosen[-1] + 1}]"
             )
         start, stop, step = chosen[-1].indices(rows)
         stop = max(start, stop)
@@ -366,8 +366,8 @@ class BlockScaledTensor:
                 else "and step 1"
             )
             raise ValueError(
-                f"rows {start}:{stop}:{step} of {self.scale_layout} scales: step 1, and a multiple of {unit} to begin "
-                f"with; use [{start // unit * unit}:{stop}] {fix}"
+                f"rows {start}:{stop}:{step} with {self.scale_layout} scales: a slice begins at a multiple of {unit} and has "
+                f"step 1; use [{start // unit * unit}:{stop}] {fix}"
             )
         first = start // unit
         blocks = slice(first, first if stop == start else -(-stop // unit))
@@ -662,7 +662,7 @@ def dequantize(t: BlockScaledTensor, dtype: torch.dtype = torch.float32) -> torc
         TypeError: ``t`` is not a BlockScaledTensor, or ``dtype`` is not float32, float16, bfloat16 or float64.
     """
     if not isinstance(t, BlockScaledTensor):
-        raise TypeError(f"t is a {type(t).__name__}; pass an NVFP4Tensor, which quantize returns")
+        raise TypeError(f"t is a {type(t).__name__}; pass a BlockScaledTensor, which quantize returns")
     if dtype not in INPUT_DTYPES:
         raise TypeError(f"dtype={dtype}: dequantize to float32, float16, bfloat16 or float64")
     compute = torch.float64 if dtype == torch.float64 else torch.float32

@@ -121,7 +121,11 @@ def who_serves(config: dict[str, Any], state: str, engine: str = "vLLM") -> str:
     reason = refused(quantization, config.get("model_type"))
     if reason is not None:
         return f"{engine}'s own methods: {reason}"
-    return "this package" if state.startswith("active") else f"not this package, which would take it: {state}"
+    return (
+        "this package"
+        if state.startswith("active")
+        else f"this package, if {engine} loads its plug-in ({state})"
+    )
 
 
 def sglang_refusal(quantization: dict[str, Any], model_type: str | None = None) -> str | None:

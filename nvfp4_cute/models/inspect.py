@@ -162,20 +162,20 @@ def what_runs(kind: Kind) -> str:
     scheme = kind.scheme
     assert scheme is not None
     if is_embedding(kind.name):
-        return "QuantizedEmbedding, which decodes the rows that are read"
+        return "QuantizedEmbedding, which dequantizes the rows that are read"
     is_experts = kind.is_experts
     is_int8 = (scheme.weights, scheme.activations) == (INT8.name, INT8.name)
     if is_int8 and not any(k % INT8.k_multiple for k in kind.k_sizes):
         module = "MoE" if is_experts else "QuantizedLinear"
         archs = [arch for arch in ARCHS if INT8_PAIR in mmas_of(arch)]
-        return f"{module} on {', '.join(archs)} and on the CPU; elsewhere decoded to 16 bits"
+        return f"{module} on {', '.join(archs)} and on the CPU; elsewhere dequantized to 16 bits"
     if any(k % K_STEP for k in kind.k_sizes):
         return f"dequantized to 16 bits: K is not a multiple of {K_STEP}"
     if (scheme.weights, scheme.activations) == (FP8_128x128.name, FP8_1x128.name):
         if not any(k % FP8_128x128.block_k for k in kind.k_sizes):
             module = "MoE" if is_experts else "QuantizedLinear"
             archs = [arch for arch in ARCHS if (FP8_1x128, FP8_128x128) in mmas_of(arch)]
-            return f"{module} on {', '.join(archs)} and on the CPU; elsewhere decoded to 16 bits"
+            return f"{module} on {', '.join(archs)} and on the CPU; elsewhere dequantized to 16 bits"
     if scheme.activations is None and scheme.weights in (INT8.name, FP8_128x128.name):
         block = 1 if scheme.weights == INT8.name else FP8_128x128.block_k
         if not any(k % block for k in kind.k_sizes):
@@ -188,13 +188,13 @@ def what_runs(kind: Kind) -> str:
         way = "MoE, weight-only" if is_experts else "QuantizedLinear, weight-only"
         if scheme.weights == "mxfp4" and is_experts and scheme.activations == "mxfp4":
             archs = [arch for arch in ARCHS if MXFP4_PAIR in mmas_of(arch)]
-            return f"MoE on {', '.join(archs)} and on the CPU; elsewhere decoded to 16 bits"
+            return f"MoE on {', '.join(archs)} and on the CPU; elsewhere dequantized to 16 bits"
         if scheme.weights == "mxfp4" and not is_experts:
             way += ", as NVFP4 with the same values"
     elif scheme.weights == INT4 and not is_experts:
         way = "QuantizedLinear, weight-only"
     else:
-        way = "decoded to 16 bits, torch multiplies"
+        way = "dequantized to 16 bits, torch multiplies"
     return way if scheme.activations is None else f"{way}; activations rounded to {scheme.activations} before"
 
 
@@ -220,7 +220,7 @@ def where_it_runs() -> list[tuple[str, str]]:
         how = (
             f"tensor cores multiply 4 bits ({kind})"
             if "4" in kind
-            else f"decoded on the way to tensor cores ({kind})"
+            else f"dequantized on the way to tensor cores ({kind})"
         )
         archs.setdefault(how, []).extend(family.ARCHS)
     archs["weight-only: weights dequantized, activations of 16 bits"] = list(

@@ -142,7 +142,8 @@ def read_codes(state: dict[str, Any], name: str, dtype: torch.dtype) -> str | No
     if is_wide and (tensor.is_meta or torch.equal(tensor.to(dtype).to(tensor.dtype), tensor)):
         return None
     also = "" if dtype == torch.uint8 else ", its codes as torch.uint8, or numbers that it has exactly"
-    return f"{name} is {tensor.dtype}; expected {dtype}{also}. Quantize weights of another format first"
+    fix = "Load 16-bit weights before layers are replaced, or quantize them first"
+    return f"{name} is {tensor.dtype}; expected {dtype}{also}. {fix}"
 
 
 def factor_fault(state: dict[str, Any], name: str, allows_zero: bool = False) -> str | None:

@@ -244,21 +244,19 @@ def _listed_outputs(result: Result) -> dict[str, Any]:
 
 def _check_lists(lists: dict[str, Any]) -> torch.device:
     """Checks for sequences of tensors of one length, on one device, without gradients; returns the device."""
+    if isinstance(lists["a"], list | tuple) and not lists["a"]:
+        raise ValueError("a is an empty list; pass at least one group (a group may have no rows)")
     rules.check_quantized(lists)
     for name, tensors in lists.items():
         if isinstance(tensors, torch.Tensor):
             raise TypeError(
-                f"{name} is a single tensor; without offs or masked_m pass a list with one tensor a group: [{name}]"
+                f"{name} is a single tensor; without offs or masked_m pass a list with one tensor per group: [{name}]"
             )
         if not isinstance(tensors, list | tuple):
             raise TypeError(
-                f"{name} is a {type(tensors).__name__}; pass a list or tuple with one tensor a group"
+                f"{name} is a {type(tensors).__name__}; pass a list or tuple with one tensor per group"
             )
     num_groups = len(lists["a"])
-    if num_groups == 0:
-        raise ValueError(
-            "a is an empty list; a grouped problem needs at least one group (a group may have M = 0)"
-        )
     for name, tensors in lists.items():
         if len(tensors) != num_groups:
             raise ValueError(
@@ -284,7 +282,7 @@ def _check_one_dtype(activations: list[torch.Tensor]) -> None:
     dtypes = {x.dtype for x in activations}
     if len(dtypes) > 1:
         raise TypeError(
-            f"a has dtypes {rules.dtype_names(sorted(dtypes, key=str))}; a call takes one of them"
+            f"a has groups of {' and of '.join(sorted(map(rules.dtype_name, dtypes)))}; convert them to one dtype"
         )
 
 
@@ -479,8 +477,8 @@ def _check_ragged_scales(a: Operand, ends: torch.Tensor) -> None:
         end = block + -(-(stop - start) // ATOM_ROWS)
         if end > there:
             raise ValueError(
-                f"a_scale has {there} blocks of {ATOM_ROWS} rows, and group {g} ends in block {end}; pad every group's rows to "
-                f"{ATOM_ROWS}, as grouped_quantize does"
+                f"a_scale has {there} blocks of {ATOM_ROWS} rows, and group {g} ends in block {end}; quantize rows with "
+                f"grouped_quantize(x, offs), which pads the scales of every group to {ATOM_ROWS} rows"
             )
 
 
@@ -562,7 +560,8 @@ def _tokens(
     else:
         rules.as_bytes("a", a, fmt)
     if a.ndim != (2 if is_ragged else 3):
-        raise ValueError(f"a has shape {list(a.shape)}; with {sizes_name} it is {shape}")
+        hint = "; sizes of the groups of a 3-D tensor go to masked_m=" if is_ragged and a.ndim == 3 else ""
+        raise ValueError(f"a has shape {list(a.shape)}; with {sizes_name} it is {shape}{hint}")
     matrix = a.unsqueeze(0) if is_ragged else a
     if not is_ragged and len(matrix) != num_groups:
         raise ValueError(

@@ -12,6 +12,7 @@ from nvfp4_cute.batch_invariance import of_call
 from nvfp4_cute.errors import UnsupportedProblem
 from nvfp4_cute.formats.block_scaled import BLOCK_SCALED, BlockScaledTensor
 from nvfp4_cute.operands.group_sizes import debug
+from nvfp4_cute.operands.rules import ACTIVATION_DTYPES
 from nvfp4_cute.planning.config import KernelConfig, check_config
 from nvfp4_cute.problem import DualWeights, check_early_weights
 
@@ -24,7 +25,7 @@ Input = BlockScaledTensor | torch.Tensor
 
 @dataclass(frozen=True)
 class Options:
-    """How an operation is launched. Only ``config`` can change the result: it may change the order of summation.
+    """How an operation is launched. Only ``config`` and ``batch_invariant`` may change the order of summation, and so the result.
 
     Attributes:
         config: tile shape and pipeline depths. None uses what ``tune`` found for the problem, else an estimate.
@@ -32,9 +33,8 @@ class Options:
             sm_100a, sm_103a and sm_110a then load weights while that launch ends; others ignore the promise. If the previous
             launch made this promise, it must also hold for the launch before that one.
         check: check ``offs`` and ``masked_m`` of this call on a GPU, as :class:`nvfp4_cute.debug` does.
-        batch_invariant: the bits of a row do not depend on the other rows. None: as
-            :class:`nvfp4_cute.set_batch_invariant` decides. A ``config`` must then have
-            ``stream_k=False``.
+        batch_invariant: True: the bits of a row do not depend on the other rows, and a ``config`` must have ``stream_k=False``.
+            None: as :class:`nvfp4_cute.set_batch_invariant` decides.
 
     Raises:
         TypeError, ConfigError: a field has the wrong type.
@@ -108,10 +108,11 @@ def check_operand(name: str, given: Any, *, takes_16_bits: bool = False) -> None
     if isinstance(given, BlockScaledTensor):
         return
     if isinstance(given, torch.Tensor):
-        if takes_16_bits and given.dtype.itemsize > 1:
-            return  # later checks judge other dtypes
+        if takes_16_bits and given.dtype in ACTIVATION_DTYPES:
+            return
         if given.dtype.itemsize > 1:
-            raise TypeError(f"{name} has {given.dtype} values; pass quantize({name})")
+            also = f", or 16-bit values: {name}.bfloat16()" if takes_16_bits else ""
+            raise TypeError(f"{name} has {given.dtype} values; pass quantize({name}){also}")
         raise TypeError(
             f"{name} is {given.dtype} {list(given.shape)}, data without scales; pass BlockScaledTensor.from_parts({name}, scale)"
         )
@@ -126,19 +127,22 @@ def check_operands(name: str, given: Any, *, is_list: bool, takes_16_bits: bool 
         return check_operand(name, given, takes_16_bits=takes_16_bits)
     if not isinstance(given, list | tuple):
         fix = (
-            "offs= or masked_m= for one tensor of all groups"
-            if hasattr(given, "shape")
-            else "one tensor per group"
+            "offs= or masked_m= for one tensor of all groups" if hasattr(given, "shape") else f"list({name})"
         )
         raise TypeError(f"{name} is {_kind(given)}; pass a list with one tensor per group, or {fix}")
     if BLOCK_SCALED.issuperset(map(type, given)):
         return
     for g, one in enumerate(given):
         check_operand(f"{name}[{g}]", one, takes_16_bits=takes_16_bits)
+        if isinstance(one, torch.Tensor) is not isinstance(given[0], torch.Tensor):
+            raise TypeError(
+                f"{name}[0] is {_kind(given[0])} and {name}[{g}] {_kind(one)}; quantize all groups of a call, or none"
+            )
 
 
 def _kind(value: object) -> str:
-    return "None" if value is None else f"a {type(value).__name__}"
+    name = type(value).__name__
+    return "None" if value is None else f"{'an' if name.startswith('NVFP4') else 'a'} {name}"
 
 
 def gate_up_of(w: Any) -> GateUp:

@@ -269,7 +269,7 @@ def _math_on(work: Work, target: Target) -> tuple[str, str]:
         return "fp16", f", no {'FP4' if work.math == 'nvfp4' else 'FP8'} tensor cores"
     mma = None if work.pair is None or is_weight_only(target.arch) else mmas_of(target.arch).get(work.pair)
     if mma is not None and mma.decodes:
-        return "fp16", f", decoded to {mma.kind}"
+        return "fp16", f", dequantized to {mma.kind}"
     return work.math, ""
 
 

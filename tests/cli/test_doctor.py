@@ -116,7 +116,7 @@ def test_report_says_where_a_pair_of_formats_runs(machine, capsys):
     machine()
     assert cli.main(["doctor", "--formats", "mxfp8_e4m3,mxfp4"]) == 0
     text = capsys.readouterr().out
-    assert "mxfp8_e4m3 x mxfp4" in text and "sm_90a: decoded to bf16" in text
+    assert "mxfp8_e4m3 x mxfp4" in text and "sm_90a: dequantized to bf16" in text
     assert "sm_100a, sm_103a, sm_110a, sm_120a, sm_121a: tensor cores, mxf8f6f4" in text
     text, _ = doctor.report((NVFP4, MXFP4))
     assert (

@@ -271,6 +271,9 @@ def test_a_kernel_failure_counts_even_if_the_script_ignores_it(tmp_path):
     assert (done.returncode, done.stdout) == (1, "ignored\n")
     assert "outside every live range" in done.stderr and "float32 tensor of shape (32,)" in done.stderr
     assert "st.global" in done.stderr and "PTX line" in done.stderr and "overrun" in done.stderr
+    assert done.stderr.endswith(
+        "pass --check to look for races, and to see lines of Python in faults of kernels\n"
+    )
 
 
 def test_tiles_of_an_atomic_counter_take_the_time_of_tiles_dealt_out(tmp_path):

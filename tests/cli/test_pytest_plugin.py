@@ -96,6 +96,13 @@ def test_without_the_option_nothing_changes(suite):
     assert "4 skipped" in said and not found
 
 
+def test_options_without_a_virtual_gpu_are_refused(tmp_path):
+    done = run_python(
+        "-m", "pytest", "-p", "nvfp4_cute.cli.pytest_plugin", "--cute-check", "errors", cwd=tmp_path
+    )
+    assert done.returncode == 4 and "need a virtual GPU: also pass --cute-emulate" in done.stderr
+
+
 def test_failures_of_kernels_are_those_of_their_tests(suite):
     found, said = suite("--cute-emulate", "sm_100a", "--cute-sm-count", "4")
     assert found == {

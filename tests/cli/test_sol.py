@@ -125,7 +125,7 @@ def test_a_pair_counts_at_the_rate_of_what_multiplies_it_there(capsys):
         for pair in ("mxfp8_e4m3", "fp8_1x128,fp8_128x128")
     )
     assert decoded["terms"][1]["us"] == pytest.approx(2 * plain["terms"][1]["us"])
-    assert "decoded to bf16" in decoded["terms"][1]["basis"] and "fp8 at" in plain["terms"][1]["basis"]
+    assert "dequantized to bf16" in decoded["terms"][1]["basis"] and "fp8 at" in plain["terms"][1]["basis"]
     cycles = 2 * 4096 * 4096 * 7168 / targets.H100_SXM.rates["fp8"]
     assert plain["sustained_us"] == pytest.approx(1e6 * cycles * 3.7e-9 / 600)
     text = run(capsys, f"{line.replace(' --json', '')} fp8_1x128,fp8_128x128")

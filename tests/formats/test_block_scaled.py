@@ -298,14 +298,14 @@ def test_rows_and_batches_are_views(f):
 
 def test_rows_that_cannot_be_cut():
     t = tensor()
-    message = r'rows 5:9:1 of blocked scales: .* multiple of 128 .*; use \[0:9\] or call .with_scale_layout\("rowmajor"\) first'
+    message = r'rows 5:9:1 with blocked scales: .* multiple of 128 .*; use \[0:9\] or call .with_scale_layout\("rowmajor"\) first'
     with pytest.raises(ValueError, match=message):
         t[0, 5:9]
     with pytest.raises(ValueError, match="rows 0:300:2"):
         t[0, ::2]
-    with pytest.raises(ValueError, match=r"rows are taken as a slice; use \[7:8\]"):
+    with pytest.raises(ValueError, match=r"index 7 of the rows is not a slice; use \[7:8\]"):
         t[0, 7]
-    with pytest.raises(ValueError, match=r"rows 64:128:1 of rowmajor .*; use \[0:128\] and step 1"):
+    with pytest.raises(ValueError, match=r"rows 64:128:1 with rowmajor .*; use \[0:128\] and step 1"):
         tensor(FP8_128x128)[0, 64:128]
     for index in ((0, slice(0, 128), slice(0, 16)), (3,), (0, 0, 0)):
         with pytest.raises(IndexError):

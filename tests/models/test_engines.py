@@ -78,7 +78,7 @@ def test_who_serves_in_sglang(quantization, expected):
     [
         ({}, "active", "vLLM's own layers"),
         ({"quantization_config": {"quant_method": "modelopt", "quant_algo": "NVFP4", "ignore": []}}, "active: x", "this package"),
-        ({"quantization_config": {"quant_method": "modelopt", "quant_algo": "NVFP4"}}, "not active: y", "would take it: not active: y"),
+        ({"quantization_config": {"quant_method": "modelopt", "quant_algo": "NVFP4"}}, "not active: y", "this package, if vLLM loads its plug-in (not active: y)"),
         ({"quantization_config": {"quant_method": "modelopt", "quant_algo": "FP8"}}, "active", "own methods: layers are"),
         ({"quantization_config": {"quant_method": "modelopt", "quant_algo": "NVFP4"}, "model_type": "gpt_oss"}, "active", "gate and up in turns"),
         ({"quantization_config": {"quant_method": "mxfp4"}, "model_type": "gpt_oss"}, "active", "own methods: for MXFP4 weights"),

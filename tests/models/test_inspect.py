@@ -38,7 +38,7 @@ def test_table(capsys):
     assert main(["models", "inspect", str(DATA / "modelopt-gptoss-nvfp4")]) == 0
     text = capsys.readouterr().out
     assert "gpt_oss" in text and "quantization by modelopt" in text and "4 x [256, 128]" in text
-    assert "on sm_90a: decoded" in text and "sm_100a" in text
+    assert "on sm_90a: dequantized" in text and "sm_100a" in text
 
 
 def test_refusals_are_named_and_the_rest_is_counted(tmp_path, capsys):
@@ -76,7 +76,7 @@ def test_folders_that_are_none(tmp_path, capsys):
         (
             "8 x [256, 128]",
             "int8",
-            "decoded to 16 bits, torch multiplies; activations rounded to int8 before",
+            "dequantized to 16 bits, torch multiplies; activations rounded to int8 before",
         ),
     ],
 )
@@ -90,7 +90,7 @@ def test_fp8_in_blocks_is_multiplied_where_blocks_are_whole():
     kind = lambda shape, k: Kind("layer", scheme, shape, k_sizes={k})
     assert what_runs(kind("[128, 256]", 256)).startswith("QuantizedLinear on sm_90a")
     assert what_runs(kind("8 x [256, 128]", 128)).startswith("MoE on sm_90a")
-    assert what_runs(kind("[128, 192]", 192)).startswith("decoded to 16 bits")
+    assert what_runs(kind("[128, 192]", 192)).startswith("dequantized to 16 bits")
 
 
 def test_where_it_runs_names_every_architecture_with_kernels():

@@ -179,7 +179,9 @@ def test_weights_beside_16_bit_activations_of_a_checkpoint():
         Kind("e", scheme, "2 x [256, 128]", k_sizes={128}),
         Kind("q", scheme, "[200, 192]", k_sizes={192}),
     ]
-    assert what_runs(kinds[0]) == "MoE, weight-only" and what_runs(kinds[1]).startswith("decoded to 16 bits")
+    assert what_runs(kinds[0]) == "MoE, weight-only" and what_runs(kinds[1]).startswith(
+        "dequantized to 16 bits"
+    )
 
 
 def test_modules_of_a_checkpoint(monkeypatch):

@@ -109,16 +109,16 @@ def test_bytes_are_codes(layer, name, dtype):
 def test_numbers_that_the_format_has_are_taken_and_others_refused(layer, name):
     assert torch.equal(*loaded(layer, name, lambda t: t.float()))
     with pytest.raises(
-        RuntimeError, match=f"{name} is torch.float32; expected .* Quantize weights of another"
+        RuntimeError, match=f"{name} is torch.float32; expected .* Load 16-bit weights before layers"
     ):
         loaded(layer, name, lambda t: t.float() * 1.01)
-    with pytest.raises(RuntimeError, match="Quantize weights of another"):
+    with pytest.raises(RuntimeError, match="or quantize them first"):
         loaded(layer, name, lambda t: torch.zeros(t.shape).to(torch.float8_e5m2))
 
 
 @pytest.mark.parametrize("layer, name", PACKED)
 def test_packed_values_are_no_numbers(layer, name):
-    with pytest.raises(RuntimeError, match="expected torch.uint8. Quantize"):
+    with pytest.raises(RuntimeError, match="expected torch.uint8. Load 16-bit"):
         loaded(layer, name, lambda t: t.float())
 
 

@@ -91,9 +91,8 @@ def test_the_calls_that_are_varied_below_are_right():
         (ragged, {"b_scale": None}, TypeError, "b_scale is None"),
         (ragged, {"offs": OFFS[:0]}, ValueError, "offs is empty; pass at least one group"),
         (ragged, {"alpha": torch.ones(3)}, ValueError, "contiguous [2], one per group"),
-        (ragged, {"a_scale": X.scale, "backend": "emulator"}, ValueError, "a_scale has 1 blocks of 128 rows, and group 1"),
-        (ragged, {"a_scale": X.scale, "backend": "emulator:sm_90a"}, ValueError, "as grouped_quantize does"),
-        (ragged, {"a_scale": X.scale}, ValueError, "group 1 ends in block 2; pad every group's rows to 128"),
+        (ragged, {"a_scale": X.scale, "backend": "emulator"}, ValueError, "a_scale has 1 blocks of 128 rows, and group 1 ends in block 2"),
+        (ragged, {"a_scale": X.scale, "backend": "emulator:sm_90a"}, ValueError, "quantize rows with grouped_quantize(x, offs)"),
         (dual, {"b2": None}, TypeError, "pass b2 and b2_scale"),
         (dual, {"b2_scale": None}, TypeError, "pass b2 and b2_scale"),
         (dual, {"b2": None, "weight_layout": "concatenated"}, TypeError, "pass None for b2 and b2_scale"),
@@ -104,6 +103,27 @@ def test_operands(call, arguments, error, words):
     with pytest.raises(error) as caught:
         call(**arguments)
     assert words in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("a", "error", "words"),
+    [
+        ([], ValueError, "a is an empty list; pass at least one group"),
+        ([torch.ones(3, K)], TypeError, "a[0] has torch.float32 values; pass quantize(a[0]), or 16-bit values: a[0].bfloat16()"),
+        ([X, torch.ones(3, K).half()], TypeError, "a[0] is an NVFP4Tensor and a[1] a Tensor; quantize all groups of a call, or none"),
+        ([torch.ones(3, K).half(), torch.ones(3, K).bfloat16()], TypeError, "groups of bfloat16 and of float16; convert them"),
+        ((x for x in [X]), TypeError, "a is a generator; pass a list with one tensor per group, or list(a)"),
+    ],
+)  # fmt: skip
+def test_lists_of_groups(a, error, words):
+    with pytest.raises(error) as caught:
+        nv.grouped_gemm(a, [W] * (len(a) if isinstance(a, list) else 1))
+    assert words in str(caught.value)
+
+
+def test_sizes_in_the_place_of_offs():
+    with pytest.raises(ValueError, match="sizes of the groups of a 3-D tensor go to masked_m="):
+        nv.grouped_gemm(nv.quantize(torch.ones(2, 40, K)), nv.quantize(torch.ones(2, N, K)), OFFS)
 
 
 def moe_of(x):
@@ -125,7 +145,7 @@ def moe_of(x):
         (lambda: nv.QuantizedLinear.from_linear(LINEAR, input_scale=torch.ones(2)), ValueError, "input_scale has shape [2]"),
         (lambda: nv.QuantizedLinear.from_linear(LINEAR)(torch.ones(2, 32).double()), TypeError, "pass x.float(), or make"),
         (lambda: nv.MoE.from_experts(*EXPERT_LAYERS, device="cpu"), TypeError, "and gate_up decides it"),
-        (lambda: nv.dequantize(X.data), TypeError, "t is a Tensor; pass an NVFP4Tensor"),
+        (lambda: nv.dequantize(X.data), TypeError, "t is a Tensor; pass a BlockScaledTensor"),
         (lambda: parts.gemv(W.data, V.data, W.scale, V.scale, out=torch.zeros(1).expand(N), out_dtype=torch.float32), ValueError,
             "out has strides (0,): elements share memory"),
         (lambda: parts.gemm(torch.ones(40, K).half(), W.data, None, W.scale, out=torch.zeros(295).as_strided((40, N), (1, 1)),

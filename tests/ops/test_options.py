@@ -153,7 +153,7 @@ REFUSED = [
     (lambda: nv.gemm(X, None), "b is None; pass a BlockScaledTensor"),
     (lambda: nv.gemv(ROWS, ROWS), r"a has torch.bfloat16 values"),
     (lambda: nv.grouped_gemm(3, "a"), "a is a int; pass a list with one tensor per group"),
-    (lambda: nv.grouped_gemm(X, W), "a is a NVFP4Tensor; pass a list .* or offs= or masked_m="),
+    (lambda: nv.grouped_gemm(X, W), "a is an NVFP4Tensor; pass a list .* or offs= or masked_m="),
     (lambda: nv.grouped_gemm([X], [V.data]), r"b\[0\] is torch.uint8"),
     (lambda: nv.grouped_gemm([X], W, offs=OFFS), "a is a list; with offs or masked_m pass one tensor"),
     (lambda: nv.dual_gemm(X, V), r"w is a NVFP4Tensor; pass nvfp4_cute.GateUp\(gate, up\)"),

@@ -71,6 +71,9 @@ MOST_HAZARDS = 50
 NAN_OPERANDS = re.compile(r"tcgen05\.mma\..*kind::(f16|tf32)\b")
 """MMAs that turn unwritten operands into NaN, which spreads to results that use them. Some other formats have no NaN."""
 
+SHARED_ACCESS = ("ld.shared.", "st.shared.", "ldmatrix.", "stmatrix.")
+"""Ordinary accesses to shared memory, which any barrier orders."""
+
 SMALL_COPY = re.compile(r"cp\.async\.(?!bulk)")
 """Operations of a CTA's own warps on its own shared memory that may be under way when it exits.
 
@@ -360,6 +363,8 @@ class Checker:
         if conflict.wrote and write:
             tail = f"that {other} may still be writing"
         text = f"{site} {does} {where} {tail}: nothing orders them"
+        if site.instruction.startswith(SHARED_ACCESS) and other.instruction.startswith(SHARED_ACCESS):
+            text += "; a barrier between them would (cute.arch.sync_threads, or an mbarrier)"
         if site is other and actor.proxy:
             text += " (the same instruction, in another lane if nobody elected one, or an earlier time)"
         text += self.mbarriers.weak_wait(site if conflict.wrote else other, conflict.writer)

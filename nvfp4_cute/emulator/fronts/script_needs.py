@@ -54,11 +54,12 @@ class Needs:
 
     def lines(self, script: str) -> Iterator[str]:
         """Yields what to tell a person, for a script of this name."""
-        named = ", ".join(f"{arch} ({name})" for arch, name in self.archs.items()) or "none"
+        named = ", ".join(f"{arch} ({name})" for arch, name in self.archs.items())
         if len(self.archs) == 1:
             yield f"architecture: {named}: cute-emulate --arch {next(iter(self.archs))} {script}"
         else:
-            yield f"architecture: its names stand for {named}; cute-emulate takes sm_100a unless --arch says another"
+            found = f"the script has names of {named}" if named else "nothing in the script decides it"
+            yield f"architecture: {found}: choose one with --arch (default sm_100a)"
         if self.dsl is None:
             yield f"CuTe DSL: not installed: pip install {DSL}"
         elif not self.names:

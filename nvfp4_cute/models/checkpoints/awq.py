@@ -22,7 +22,7 @@ def convention(quantization: Config) -> Convention:
     for name, value, known in (("bits", bits, 4), ("version", version, "gemm")):
         if value != known:
             raise CheckpointError(
-                f"{name} is {repr(value)}; this reader takes {known!r}: export the model so"
+                f"{name} is {repr(value)}; this reader takes {known!r}: export the model with {name}={known!r}"
             )
     found = Scheme("awq", INT4, None, has_zero_points=flag_of(quantization, "zero_point", True))
     return Convention("awq", SUFFIXES, {}, False, (found,), lambda prefix: found, of_awq, names_layers=False)

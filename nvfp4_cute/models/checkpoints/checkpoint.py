@@ -572,7 +572,8 @@ def convention_of(quantization: Config) -> Convention:
         )
     if method not in READERS:
         raise CheckpointError(
-            f"quant_method is {reprlib.repr(method)}; readers are {', '.join(READERS)}: export the checkpoint as one of these"
+            f"quant_method is {reprlib.repr(method)}; readers are {', '.join(READERS)}: export the checkpoint as one of these, "
+            "or quantize the 16-bit model with `nvfp4-cute quantize`"
         )
     return READERS[method](given)
 

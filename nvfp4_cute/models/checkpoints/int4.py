@@ -145,7 +145,7 @@ def _stored(
     n, k = len(data), 2 * data.shape[1]
     if scale.dtype not in SCALE_DTYPES:
         raise CheckpointError(
-            f"{prefix} has scales of {scale.dtype}; they are {', '.join(map(str, SCALE_DTYPES))}: export it again"
+            f"{prefix} has scales of {scale.dtype}; int4 weights have {', '.join(map(str, SCALE_DTYPES))}: export it again"
         )
     blocks = scale.shape[-1] if scale.ndim == 2 else 0
     if blocks == 1 and k not in INT4_BLOCKS:
