@@ -337,7 +337,7 @@ def test_experts(methods, names, is_gated, changes):
 
 
 def test_sglangs_router_leaves_the_scaling_factor_to_the_method(methods):
-    """Where SGLang takes a method for its own NVFP4 method, its router multiplies by the factor, too."""
+    """Where SGLang takes a method for its own NVFP4 method, its router also multiplies by the factor."""
     from sglang.srt.layers.quantization.modelopt_quant import ModelOptNvFp4FusedMoEMethod
 
     assert not issubclass(methods.NVFP4Experts, ModelOptNvFp4FusedMoEMethod)
