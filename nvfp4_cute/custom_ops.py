@@ -30,6 +30,9 @@ class _OfThread(threading.local):
 of_thread = _OfThread()
 
 
+_libraries: list[Any] = []  # hold the kernels of ``_call_at_once``
+
+
 def custom_op(name: str, mutates_args: str | Iterable[str]) -> Callable[[Operation], Any]:
     """Wraps ``torch.library.custom_op``. Inside the op ``is_traced`` is False, whatever else records the call."""
     import torch
@@ -43,9 +46,31 @@ def custom_op(name: str, mutates_args: str | Iterable[str]) -> Callable[[Operati
             finally:
                 of_thread.runs_op = before
 
-        return torch.library.custom_op(name, run, mutates_args=mutates_args)
+        op = torch.library.custom_op(name, run, mutates_args=mutates_args)
+        _call_at_once(name, run)
+        return op
 
     return register
+
+
+def _call_at_once(name: str, run: Operation) -> None:
+    """Makes ``run`` itself the op's kernel for CPU and CUDA tensors, because torch's own kernel makes seven calls around it.
+
+    Those keep torch.compile from tracing into the op where a graph breaks around it. Here, torch skips the code of ``run`` and
+    of everything that it calls.
+    """
+    import torch
+    from torch._C._dynamo import eval_frame
+
+    if not hasattr(eval_frame, "set_code_exec_strategy"):
+        return
+    skip = eval_frame._FrameAction.SKIP
+    eval_frame.set_code_exec_strategy(run.__code__, eval_frame._FrameExecStrategy(skip, skip))
+    namespace, _, own = name.partition("::")
+    library = torch.library.Library(namespace, "FRAGMENT")
+    for key in ("CPU", "CUDA"):
+        library.impl(own, run, key)
+    _libraries.append(library)
 
 
 def refuse_backward(context, *gradients):

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from nvfp4_cute import private_api
+from nvfp4_cute.custom_ops import custom_op
 
 STUBS = Path(torch.__file__).parent / "_C" / "__init__.pyi"
 ROOT = Path(private_api.__file__).resolve().parents[1]
@@ -92,11 +93,40 @@ def test_torch_says_which_operators_have_kernels():
 
 
 def test_nothing_else_names_what_stands_in_this_module():
-    """The fronts of the emulator are the exception."""
+    """The fronts of the emulator are an exception, and ``custom_ops``, which may not import torch before it is whole."""
     names = re.compile(r"torch\._C\b|torch\.cuda\._|_get_dsl|cutlass\.base_dsl")
     found = [
         str(path.relative_to(ROOT))
         for path in sorted((ROOT / "nvfp4_cute").rglob("*.py"))
         if "fronts" not in path.parts and names.search(path.read_text())
     ]
-    assert found == ["nvfp4_cute/private_api.py"]
+    assert found == ["nvfp4_cute/custom_ops.py", "nvfp4_cute/private_api.py"]
+
+
+def test_torch_compile_does_not_trace_into_an_op():
+    """A function with a graph break inside ``try`` runs as it is, and torch then compiles what it calls."""
+    graphs = []
+
+    def backend(graph, inputs):
+        graphs.append(graph)
+        return graph.forward
+
+    def inner(x):
+        return x + 1
+
+    @custom_op("nvfp4_cute::probe_of_tracing", mutates_args=())
+    def op(x: torch.Tensor) -> torch.Tensor:
+        return inner(x)
+
+    def user(x, call):
+        try:
+            torch._dynamo.graph_break()
+            return call(x)
+        finally:
+            pass
+
+    x = torch.ones(2)
+    for call, count in ((inner, 1), (op._opoverload, 0)):
+        graphs.clear()
+        assert torch.equal(torch.compile(user, backend=backend)(x, call), x + 1)
+        assert len(graphs) == count
