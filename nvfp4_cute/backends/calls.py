@@ -13,6 +13,7 @@ import torch
 
 from nvfp4_cute import backends
 from nvfp4_cute.compile.cache import is_planning
+from nvfp4_cute.errors import UnsupportedTarget
 from nvfp4_cute.formats.block_format import BlockFormat
 from nvfp4_cute.launch import prepared
 from nvfp4_cute.launch.prepared import Launchable, PreparedCall
@@ -26,11 +27,12 @@ MANY_ROWS = 64
 
 
 class LaunchedChain(NamedTuple):
-    """A chain that was launched from its preparation, with its inputs and results."""
+    """A chain that was launched from its preparation, its inputs and result, and whether it serves a range of row counts."""
 
-    chain: PreparedChain
+    chain: Launchable
     inputs: list[torch.Tensor]
     result: torch.Tensor
+    serves_fewer_rows: bool
 
 
 class _OfThread(threading.local):
@@ -195,25 +197,39 @@ def chain_of_rows(
     inputs: list[torch.Tensor] = []
     settings = _settings(arguments, inputs)
     capacity, open_ones = rounded_rows(rows), with_rows - settings[:with_rows].count(None)
+    if open_ones > 1 and not prepared.have_equal_rows(inputs[:open_ones]):
+        return run(*arguments)  # which raises
     key, known = prepared.lookup(inputs, run, settings, capacity, backend, with_rows=open_ones)
     if known is None and is_planning():  # also request the kernels of the largest row count
         _rehearse(run, capacity, with_rows, open_ones, arguments)
     elif known is None and key is not None:
         known = _rehearse(run, capacity, with_rows, open_ones, arguments)
-        prepared.keep(key, known)
-    if known is not None:
-        launched = known.try_launch(inputs, [])
-        if launched is not None:
-            if _watched.launched is not None and isinstance(known, PreparedChain):
-                _watched.launched.append(LaunchedChain(known, inputs, launched[0]))
-            return launched[0]
-    return chain(backend, run, *arguments)
+        if known is not None:
+            prepared.keep(key, known)
+    result = _launched(known, inputs, serves_fewer_rows=True)
+    return chain(backend, run, *arguments) if result is None else result
+
+
+def _launched(
+    known: Launchable | None, inputs: list[torch.Tensor], serves_fewer_rows: bool = False
+) -> torch.Tensor | None:
+    """Launches what was prepared for a chain. Returns its result; None if its calls have to run one by one."""
+    launched = None if known is None else known.try_launch(inputs, [])
+    if launched is None:
+        return None
+    if _watched.launched is not None:
+        assert known is not None
+        _watched.launched.append(LaunchedChain(known, inputs, launched[0], serves_fewer_rows))
+    return launched[0]
 
 
 def _rehearse(
     run: Callable[..., torch.Tensor], capacity: int, with_rows: int, open_ones: int, arguments: Sequence[Any]
-) -> Launchable:
-    """Prepares ``run`` for up to ``capacity`` rows without a launch. While kernels are planned, only requests the kernels."""
+) -> Launchable | None:
+    """Prepares ``run`` for up to ``capacity`` rows without a launch. While kernels are planned, only requests the kernels.
+
+    Returns None if the call at hand says more: it raises the same error, or it has the memory that more rows have not.
+    """
     made: list[Made | TorchStep | None] = []
     _watched.made, _watched.is_rehearsed = made, not is_planning()
     try:
@@ -224,8 +240,10 @@ def _rehearse(
         }
         arguments = [*(roomy.get(id(x)) for x in arguments[:with_rows]), *arguments[with_rows:]]
         result = run(*arguments)
-    except Exception:  # the call raises the same error when it runs
+    except _CannotRehearse:
         return _RunsOneByOne()
+    except (TypeError, ValueError, UnsupportedTarget, torch.OutOfMemoryError):
+        return None
     finally:
         _watched.made, _watched.is_rehearsed = None, False
     if is_planning():
@@ -257,12 +275,9 @@ def chain(backend: str, run: Callable[..., torch.Tensor], *arguments: Any) -> to
         return run(*arguments)
     inputs: list[torch.Tensor] = []
     key, known = prepared.lookup(inputs, run, _settings(arguments, inputs), backend)
-    if known is not None:
-        launched = known.try_launch(inputs, [])
-        if launched is not None:
-            if _watched.launched is not None and isinstance(known, PreparedChain):
-                _watched.launched.append(LaunchedChain(known, inputs, launched[0]))
-            return launched[0]
+    repeated = _launched(known, inputs)
+    if repeated is not None:
+        return repeated
     made: list[Made | TorchStep | None] = []
     _watched.made = made
     try:

@@ -6,11 +6,12 @@ from typing import Any, NamedTuple
 import torch
 
 from nvfp4_cute import env
-from nvfp4_cute.backends.calls import watching_chains
+from nvfp4_cute.backends.calls import MANY_ROWS, watching_chains
 from nvfp4_cute.batch_invariance import is_batch_invariant
 from nvfp4_cute.launch import prepared
-from nvfp4_cute.launch.prepared_chain import PreparedChain
+from nvfp4_cute.launch.prepared import Launchable
 from nvfp4_cute.operands.group_sizes import is_debugging
+from nvfp4_cute.planning.rows import rounded_rows
 
 # Kinds of calls that are kept at a time, for example few rows and many rows of a server that alternates between them.
 MAX_KEPT = 4
@@ -23,15 +24,14 @@ class _Kept(NamedTuple):
         settings: settings of the call.
         calls: the thread's prepared calls, which other threads and later plans do not have.
         guards: distinguish the call's tensors from those of other kinds.
-        new, layout: make the result with its shape and strides.
+        shape: shape of the result; None if the chain makes it so.
     """
 
     settings: tuple
     calls: dict
     guards: Any
-    chain: PreparedChain
-    new: Callable[..., torch.Tensor]
-    layout: tuple
+    chain: Launchable
+    shape: torch.Size | None
 
 
 class LastChains:
@@ -51,9 +51,10 @@ class LastChains:
     def call(
         self,
         settings: tuple,
-        tensors: Sequence[torch.Tensor],
+        tensors: list[torch.Tensor],
         run: Callable[..., torch.Tensor],
         *arguments: Any,
+        with_rows: int = 0,
     ) -> torch.Tensor:
         """Calls ``run(*arguments)``, or launches its only chain at once if that was launched before.
 
@@ -62,28 +63,37 @@ class LastChains:
                 invariance; hashable.
             tensors: all tensors that ``run`` reads, in the order of the chain's inputs. A chain that reads a converted
                 copy of one of them is not kept.
+            with_rows: number of leading tensors that have one row per row of the result. If it is not 0, a chain for a range of
+                row counts (``calls.chain_of_rows``) serves all of them.
         """
-        settings += (len(tensors), env.backend(), is_debugging(), is_batch_invariant())
+        if with_rows > 1 and not prepared.have_equal_rows(tensors[:with_rows]):
+            return run(*arguments)  # which raises
+        rows = tensors[0].shape[0] if with_rows else 0
+        capacity = rows if rows < MANY_ROWS else rounded_rows(rows)
+        settings += (capacity, len(tensors), env.backend(), is_debugging(), is_batch_invariant())
         calls = prepared.of_thread()
         for kept in self._kept:
             if kept.settings == settings and kept.calls is calls and kept.guards.check(*tensors):
-                result = kept.new(*kept.layout)
-                if kept.chain.launch(tensors, result):
-                    return result
+                repeated = kept.chain.try_launch(tensors, [])
+                if repeated is not None:
+                    return repeated[0] if kept.shape is None else repeated[0].view(kept.shape)
                 break
         with watching_chains() as launched:
             result = run(*arguments)
         if len(launched) == 1 and prepared.TensorGuards is not None:
-            chain, inputs, written = launched[0]
-            has_dtype = torch.is_autocast_enabled(
-                result.device.type
-            )  # set by autocast, which no guard covers
-            if not has_dtype and _addresses([*inputs, written]) == _addresses([*tensors, result]):
-                new, layout = result.new_empty(0).new_empty_strided, (result.shape, result.stride())
-                one = _Kept(settings, calls, prepared.guards_of(tensors), chain, new, layout)
-                self._kept = [one, *self._kept[: MAX_KEPT - 1]]
+            chain, inputs, written, serves_fewer_rows = launched[0]
+            # Autocast sets the result's dtype, and no guard covers it. Guards refuse a tensor that occurs twice.
+            if (
+                (rows < MANY_ROWS or serves_fewer_rows)
+                and not torch.is_autocast_enabled(result.device.type)
+                and len(set(map(id, tensors))) == len(tensors)
+                and _addresses([*inputs, written]) == _addresses([*tensors, result])
+            ):
+                shape = None if result.shape == written.shape else result.shape
+                guards = prepared.guards_of(tensors, with_rows)
+                self._kept = [_Kept(settings, calls, guards, chain, shape), *self._kept[: MAX_KEPT - 1]]
         return result
 
 
-def _addresses(tensors: Sequence[torch.Tensor]) -> list[tuple[int, torch.dtype]]:
-    return [(tensor.data_ptr(), tensor.dtype) for tensor in tensors]
+def _addresses(tensors: Sequence[torch.Tensor]) -> list[int]:
+    return [*map(torch.Tensor.data_ptr, tensors)]

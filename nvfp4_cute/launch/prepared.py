@@ -11,8 +11,8 @@ again.
 
 import struct
 import threading
-from collections.abc import Callable, Mapping, Sequence
-from itertools import groupby
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import groupby, repeat
 from operator import attrgetter
 from typing import Any, NamedTuple, Protocol
 
@@ -289,6 +289,11 @@ def lookup(
     if found is not None and TensorGuards is not None:
         _local.recent[kind] = [(guards_of(different, open_ones), found), *recent][:MAX_RECENT]
     return key, found
+
+
+def have_equal_rows(tensors: Iterable[torch.Tensor]) -> bool:
+    """Returns whether the first extents are equal, which signatures and guards with open extents do not compare."""
+    return len(set(map(torch.Tensor.size, tensors, repeat(0)))) == 1
 
 
 def guards_of(tensors: Sequence[torch.Tensor], with_rows: int = 0) -> Any:

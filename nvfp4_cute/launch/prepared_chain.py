@@ -133,7 +133,6 @@ class PreparedChain:
         )
         self._aliases, self._tables = aliases, tables
         self._rows = None if capacity is None else ChainRows(capacity, by_rows)
-        self._columns = result.numel() // len(result) if len(result) else 1
         self._index = result.device.index
         self._new, self._layout = result.new_empty(0).new_empty_strided, (result.shape, result.stride())
 
@@ -189,23 +188,17 @@ class PreparedChain:
 
     def try_launch(self, inputs: list[Any], outs: list[Any]) -> list[torch.Tensor] | None:
         """Enqueues and returns only the result; ``outs`` is empty. See :meth:`PreparedCall.try_launch`."""
-        shape, strides = self._layout
-        result = self._new(shape if self._rows is None else (inputs[0].shape[0], *shape[1:]), strides)
-        return [result] if self.launch(inputs, result) else None
-
-    def launch(self, inputs: Sequence[torch.Tensor], result: torch.Tensor) -> bool:
-        """Enqueues with other tensors of the same kind; returns False if all checks have to run.
-
-        Args:
-            inputs: the chain's inputs.
-            result: new memory with the size of the chain's result, in any shape.
-        """
         index = self._index
-        if self._rows is not None and not self._rows.write(self._tables, result.numel() // self._columns):
-            return False
         if private_api.current_device() != index:
             with torch.cuda.device(index):
-                return self.launch(inputs, result)
+                return self.try_launch(inputs, outs)
+        shape, strides = self._layout
+        if self._rows is not None:
+            rows = inputs[0].shape[0]
+            if not self._rows.write(self._tables, rows):
+                return None
+            shape = torch.Size((rows, *shape[1:]))
+        result = self._new(shape, strides)
         stream, nbytes, between, counted = private_api.current_stream(index), self._nbytes, 0, 0
         if nbytes:
             is_kept = nbytes <= MAX_KEPT_BYTES
@@ -217,10 +210,10 @@ class PreparedChain:
         addresses = self._addresses
         packed = addresses.pack(*map(_data_ptr, inputs), _data_ptr(result), between, counted)
         if not addresses.write(packed, self._are_others if self._aliases else None):
-            return False
+            return None
         for launch in self._launchers:
             launch(stream)
-        return True
+        return [result]
 
     def _are_others(self, addresses: np.ndarray) -> bool:
         return any(addresses[one] != addresses[other] for one, other in self._aliases)

@@ -2,12 +2,15 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
+from operator import is_not, itemgetter
 from typing import Any, Literal, TypeVar
 
 import torch
 
 from nvfp4_cute import backends, private_api
 from nvfp4_cute.activation import SILU, Activation, activation_of
+from nvfp4_cute.backends.last_chains import LastChains
 from nvfp4_cute.errors import UnsupportedProblem
 from nvfp4_cute.experts.checks import (
     check_expert_weights,
@@ -47,10 +50,13 @@ K_STEP = 32
 # Options that ``from_experts`` and ``from_quantized`` decide.
 DECIDED = ("num_experts", "hidden_size", "intermediate_size", "bias", "device")
 
-# A layer's tensors.
+# A layer's tensors, in the order of the fields of ``LayerOfExperts``.
 HELD = dict.fromkeys((
-    "w13", "w13_scale", "w2", "w2_scale", "alpha13", "alpha2", "input_scale", "hidden_scale", "bias13", "bias2"
+    "w13", "w13_scale", "bias13", "alpha13", "w2", "w2_scale", "bias2", "alpha2", "input_scale", "hidden_scale"
 ))  # fmt: skip
+ALPHA13 = 3 + [*HELD].index("alpha13")  # after ids, weights and shared
+_in_order = itemgetter(*HELD)
+_is_given = partial(is_not, None)
 Module = TypeVar("Module", bound="MoE")
 
 
@@ -225,7 +231,7 @@ class MoE(NamesFormats):
         for name, shape in (("alpha13", (2, num_experts)), ("alpha2", (num_experts,))):
             ones = torch.ones(shape, dtype=torch.float32, device=device) if format.has_global_scale else None
             self.register_buffer(name, ones)
-        self._seen = Seen()
+        self._seen, self._last = Seen(), LastChains()
         where = torch.empty(0, device=device).device
         backends.resolve(backend, where)
         given = None
@@ -355,17 +361,11 @@ class MoE(NamesFormats):
         self.has_one_alpha = bool((self.alpha13[0] == self.alpha13[1]).all())
         self._seen = seen  # last, because it tells other threads that the result is current
 
-    def _alphas(
-        self, alpha13: torch.Tensor | None
-    ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor] | None:
-        """Returns the factors of gate and up; one tensor if they are equal."""
-        if alpha13 is None:
-            return None
-        if not (self.has_two_alphas or private_api.is_traced() or self._seen.is_current()):
+    def _is_one_alpha(self, is_traced: bool) -> bool:
+        """Returns whether gate and up have the same factors. A traced graph takes what was last seen."""
+        if not (is_traced or self.has_two_alphas or self._seen.is_current()):
             self._compare_alphas()
-        if self.has_one_alpha and not self.has_two_alphas:
-            return alpha13[0]
-        return alpha13[0], alpha13[1]
+        return self.has_one_alpha and not self.has_two_alphas
 
     def forward(
         self,
@@ -387,25 +387,52 @@ class MoE(NamesFormats):
 
         Raises what ``moe`` raises.
         """
-        check_is_tensor("x", x)
-        check_is_tensor("ids", ids)
-        if shared is not None:
-            check_is_tensor("shared", shared)
+        for name, tensor in (("x", x), ("ids", ids), ("weights", weights)):
+            if type(tensor) is not torch.Tensor:
+                check_is_tensor(name, tensor)
         hidden_size = self.hidden_size
         if x.shape[-1:] != (hidden_size,):
             raise ValueError(
                 f"x has shape {list(x.shape)}; expected [..., {hidden_size}], the layer's hidden_size"
             )
-        rows, ids = x.reshape(-1, hidden_size), kernel_ids(ids, "ids")
-        shared = None if shared is None else shared.reshape(-1, hidden_size)
-        held = self._held()
+        if shared is not None:
+            check_is_tensor("shared", shared)
+            shared = shared.reshape(-1, hidden_size)
+        if x.ndim != 2:
+            return self.forward(x.reshape(-1, hidden_size), ids, weights, shared).view(x.shape)
+        held, parallel, is_traced = self._held(), self.parallel, private_api.is_traced()
+        is_one_alpha = held["alpha13"] is None or self._is_one_alpha(is_traced)
+        call = (x, ids, weights, shared, held, is_one_alpha)
+        is_over_ranks = parallel is not None and parallel.group is not None
+        if is_over_ranks or self.weight_on_input or is_traced:
+            return self._compute(*call)
+        given = [ids, weights, shared, *_in_order(held)]
+        if not is_one_alpha:
+            given[ALPHA13 : ALPHA13 + 1] = held["alpha13"].unbind()
+        modes = (self.activations, self.activation, self.weight_layout, self.formats, parallel, self.backend)
+        tensors, settings = [x, *filter(_is_given, given)], (*modes, *map(_is_given, given))
+        rows = 3 + (shared is not None)
+        return self._last.call(settings, tensors, self._compute, *call, with_rows=rows)
+
+    def _compute(
+        self,
+        x: torch.Tensor,
+        ids: torch.Tensor,
+        weights: torch.Tensor,
+        shared: torch.Tensor | None,
+        held: Mapping[str, Any],
+        is_one_alpha: bool,
+    ) -> torch.Tensor:
+        alpha: Any = held["alpha13"]
+        if alpha is not None:
+            alpha = alpha[0] if is_one_alpha else (alpha[0], alpha[1])
         w13, w2 = (
             ExpertWeights(held[name], scales_of(held[f"{name}_scale"], format), None, format)
             for name, format in zip(("w13", "w2"), self.formats, strict=True)
         )
-        parallel, alpha13 = self.parallel, self._alphas(held["alpha13"])
+        parallel = self.parallel
         layer = LayerOfExperts(
-            Experts(w13, self.weight_layout, held["bias13"], alpha13),
+            Experts(w13, self.weight_layout, held["bias13"], alpha),
             Experts(w2, "none", held["bias2"], held["alpha2"]),
             self.activation,
             ActivationFormat(
@@ -414,8 +441,7 @@ class MoE(NamesFormats):
             0 if parallel is None else parallel.first_expert,
             self.backend,
         )
-        y = compute(layer, rows, ids, weights, shared, parallel)
-        return y.view(x.shape)
+        return compute(layer, x, kernel_ids(ids, "ids"), weights, shared, parallel)
 
     def prepare(
         self,

@@ -175,7 +175,7 @@ def test_counters_lie_apart_from_what_calls_write_to(monkeypatch):
     x, h, y = torch.ones(3, 64).unbind()
     calls = stub_call(seen, True, 256), stub_call(seen, False, 512)
     found = PreparedChain.of([x], [Made(calls[0], [x], [h]), Made(calls[1], [h], [y])], y)
-    assert found.launch([x], y)
+    (y,) = found.try_launch([x], [])
     (counted,) = (held for key, held in workspace._in_use.items() if key[-1])
     (between,) = (held for key, held in workspace._in_use.items() if not key[-1])
     first, second = seen

@@ -20,14 +20,14 @@ from nvfp4_cute.gpus import targets
 from nvfp4_cute.launch import prepared
 from nvfp4_cute.launch.prepared_chain import ChainRows, PreparedChain, PreparedSteps
 from nvfp4_cute.launch_table import NUM_COLUMNS, W4A16, Group, Quantize
-from nvfp4_cute.nn import products
+from nvfp4_cute.nn import by_rows, products
 from nvfp4_cute.ops.parts import dequantized
 from nvfp4_cute.planning.rows import rounded_rows
 
 E, H, I, TOP_K = 4, 128, 128, 2
 K, N = 64, 128
-# Python calls of a layer with a number of rows that was never seen, without those of torch's custom ops.
-MOST_OF_LINEAR, MOST_OF_EXPERTS, MOST_WITH_TORCH = 31, 64, 125
+# Python calls of a layer with a number of rows that was never seen. The second call of a range computes its signature.
+MOST_OF_LINEAR, MOST_OF_SECOND, MOST_BY_ROWS, MOST_OF_EXPERTS, MOST_WITH_TORCH = 31, 40, 35, 32, 95
 
 
 @pytest.fixture
@@ -41,13 +41,21 @@ def some_rows(rows, k=K, dtype=torch.bfloat16):
 
 
 def linear(activations, bias=True, out_dtype=torch.bfloat16):
-    """A layer's product without what ``QuantizedLinear`` does around it, and its arguments for some rows."""
+    """A layer's op as a graph calls it, and its arguments for some rows."""
     scale = {"input_scale": 0.01} if activations == "nvfp4" else {}
     plain = torch.nn.Linear(K, N, bias=bias).bfloat16()
     layer = QuantizedLinear.from_linear(plain, activations=activations, **scale)
     given = layer.given_input_scale()
     parts = *layer.parts(given), given, False, layer.mode, out_dtype, "auto", layer.bias_now()
-    return products.product, lambda x: (x, *parts)
+    return torch.ops.nvfp4_cute.linear.default, lambda x: (x, *parts)
+
+
+def linear_by_rows():
+    """The op of a layer that chooses its activations by the number of rows."""
+    call, given = linear("nvfp4")
+    x, *parts, alpha, input_scale, finds, _, out_dtype, backend, bias = given(None)
+    rest = *parts, alpha, alpha, input_scale, finds, out_dtype, backend, bias
+    return by_rows.linear_by_rows._opoverload, lambda x: (x, *rest)
 
 
 def of_format(format, activations):
@@ -55,8 +63,8 @@ def of_format(format, activations):
     plain = torch.nn.Linear(2 * K, N).bfloat16()
     layer = QuantizedLinear.from_linear(plain, format=format, activations=activations)
     parts = layer.packed_weight, layer.scale, layer.bias_now()
-    how = layer.format, layer.mode, torch.bfloat16, "auto"
-    return products.product_of_format, lambda x: (torch.cat([x, x], 1), *parts, *how)
+    how = layer.format.name, layer.mode, torch.bfloat16, "auto"
+    return torch.ops.nvfp4_cute.linear_of_format.default, lambda x: (torch.cat([x, x], 1), *parts, *how)
 
 
 def experts(activations, bias=False):
@@ -98,6 +106,7 @@ def python_calls(call, arguments, monkeypatch):
 KINDS = [
     pytest.param(lambda: linear("nvfp4"), MOST_OF_LINEAR, id="linear, nvfp4"),
     pytest.param(lambda: linear("16bit"), MOST_OF_LINEAR, id="linear, 16bit"),
+    pytest.param(linear_by_rows, MOST_BY_ROWS, id="linear by rows"),
     pytest.param(lambda: of_format("mxfp4", "16bit"), MOST_OF_LINEAR, id="linear, mxfp4"),
     pytest.param(lambda: of_format("fp8_128x128", "fp8"), MOST_OF_LINEAR, id="linear, fp8"),
     pytest.param(lambda: of_format("int8", "int8"), MOST_OF_LINEAR, id="linear, int8"),
@@ -114,7 +123,7 @@ def test_one_preparation_for_a_range_of_rows(h100, monkeypatch, make, most):
     (call, given), rehearsed, rehearse = make(), [], calls._rehearse
     monkeypatch.setattr(calls, "_rehearse", lambda *given: rehearsed.append(1) or rehearse(*given))
     monkeypatch.setattr(calls, "chain", None)
-    for rows in (67, 72):
+    for rows in (67, 72, 68):
         arguments = given(some_rows(rows))
         assert_bitwise_equal(call(*arguments), one_by_one(call, arguments, monkeypatch))
     assert len(rehearsed) == len(kept(PreparedChain)) == 1
@@ -136,7 +145,7 @@ def test_dequantized_weights_serve_any_number_of_rows(h100, monkeypatch, bias, d
             assert_bitwise_equal(call(*arguments), got)
         assert_bitwise_equal(got, one_by_one(call, arguments, monkeypatch))
     assert len(planned) == 1 and len(kept(PreparedSteps)) == 3
-    assert python_calls(call, given(some_rows(299)), monkeypatch) <= MOST_OF_LINEAR
+    assert python_calls(call, given(some_rows(299)), monkeypatch) <= MOST_OF_SECOND
 
 
 def test_experts_with_dequantized_weights(h100, monkeypatch):
@@ -175,6 +184,45 @@ def test_what_cannot_be_rehearsed_runs_one_by_one(h100, monkeypatch):
     x, ids, weights, _ = given(some_rows(67))
     with pytest.raises(ValueError, match="67"):
         layer(x, ids, weights[:, :1])
+
+
+def test_memory_may_come_back(h100, monkeypatch):
+    """Without memory for the most rows, a call runs its launches one by one, and a later one prepares them. Faults are raised."""
+    (call, given), run = linear("nvfp4"), products._product
+    arguments = given(some_rows(67))
+    right = one_by_one(call, arguments, monkeypatch)
+
+    def refused(error):
+        def product(x, *rest):
+            if len(x) == rounded_rows(67):
+                raise error
+            return run(x, *rest)
+
+        return product
+
+    with monkeypatch.context() as patch:
+        patch.setattr(products, "_product", refused(torch.OutOfMemoryError("no memory")))
+        for _ in range(2):
+            assert_bitwise_equal(call(*arguments), right)
+        patch.setattr(products, "_product", refused(KeyError("a fault")))
+        with pytest.raises(KeyError, match="a fault"):
+            call(*arguments)
+    for _ in range(2):
+        assert_bitwise_equal(call(*arguments), right)
+    assert python_calls(call, arguments, monkeypatch) <= MOST_OF_LINEAR
+
+
+def test_tensors_with_other_numbers_of_rows_are_refused(h100):
+    """Also after all of them were seen with numbers of the same range."""
+    layer, given = experts("16bit")
+    for rows in (70, 69, 70):
+        arguments = given(some_rows(rows))
+        layer(*arguments)
+    for number, name in enumerate(("x", "ids", "weights", "shared")):
+        other = [*arguments]
+        other[number] = other[number][:69]
+        with pytest.raises(ValueError, match="69" if name != "shared" else "shared"):
+            layer(*other)
 
 
 def test_few_rows_keep_their_own_chains(h100):

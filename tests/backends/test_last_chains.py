@@ -11,8 +11,9 @@ from oracle import assert_bitwise_equal
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from nvfp4_cute import QuantizedLinear
+from nvfp4_cute import MoE, QuantizedLinear, route
 from nvfp4_cute.backends import last_chains
+from nvfp4_cute.compile.compiler import Launcher
 from nvfp4_cute.errors import UnsupportedProblem
 from nvfp4_cute.gpus import targets
 from nvfp4_cute.launch import prepared
@@ -264,3 +265,54 @@ def test_few_kinds_are_kept(counted):
             layer.layer(rows(count + 3))
     assert len(layer.layer._last._kept) == last_chains.MAX_KEPT
     layer.expect(rows(), False)
+
+
+@pytest.mark.parametrize("count", [3, 70])
+def test_experts_repeat_their_chain(monkeypatch, count):
+    """Until a call is of another kind; factors of gate and up that become different ones are another kind."""
+    experts, hidden, width = 4, 128, 128
+    weights = torch.randn(experts, 2 * width, hidden) / 8, torch.randn(experts, hidden, width) / 8
+    layer, checked, long_way = MoE.from_experts(*weights, activations="16bit"), [], MoE._compute
+    monkeypatch.setattr(MoE, "_compute", lambda *given: checked.append(1) or long_way(*given))
+
+    def call(number=count):
+        x, choices = (
+            torch.randn(number, hidden).bfloat16(),
+            route(torch.randn(number, experts), 2, backend="reference"),
+        )
+        return x, *choices
+
+    def settle(*given):
+        with monkeypatch.context() as patch:
+            patch.setattr(Launcher, "__call__", lambda launcher, stream: None)
+            for _ in range(3):
+                layer(*given)
+
+    def expect(is_repeated, *given):
+        checked.clear()
+        got = layer(*given)
+        assert checked == ([] if is_repeated else [1])
+        if is_repeated:
+            kept, layer._last._kept = layer._last._kept, []
+            assert_bitwise_equal(got, layer(*given))
+            layer._last._kept = kept
+        return got
+
+    first = call()
+    settle(*call())
+    before = expect(True, *first)
+    if count > 3:
+        expect(True, *call(count + 1))
+        expect(False, *call(count + 20))
+        return
+    expect(False, *call(count + 1))
+    layer.w2 = layer.w2.flip(0).contiguous()
+    assert not torch.equal(expect(True, *first), before)
+    x, *rest = call()
+    settle(*first, first[0].clone())
+    assert expect(True, x[:, None], *rest, x[:, None]).shape == (count, 1, hidden)
+    layer.alpha13[1] *= 2
+    expect(False, *first)
+    settle(*first)
+    layer.alpha13[1] *= 3
+    expect(True, *first)

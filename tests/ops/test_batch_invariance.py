@@ -260,12 +260,12 @@ def test_a_layer_repeats_no_chain_of_the_other_mode(monkeypatch):
     x, result, ran = torch.zeros(4), torch.zeros(4), []
 
     class Chain:
-        def launch(self, tensors, result):
-            return True
+        def try_launch(self, tensors, outs):
+            return [result]
 
     @contextmanager
     def watching():
-        yield [(Chain(), [x], result)]
+        yield [(Chain(), [x], result, False)]
 
     def run(x):
         ran.append(is_batch_invariant())
