@@ -146,6 +146,11 @@ def test_real_instruction_descriptors():
         (0x08020490, "f16", {}, None),
         (0x04020490, "f16", {}, None),
         (0x08000010, "f16", {}, "shape 128x0"),
+        (0x08020000, "f16", {}, None),
+        (0x08020020, "f16", {}, "D format code 2"),
+        (0x08020000, "f8f6f4", {}, None),
+        (0x08020020, "f8f6f4", {}, "D format code 2"),
+        (0x08020910, "tf32", {}, None),
         (0x08400918, "tf32", {}, "reserved bit"),
         (0x08400900, "tf32", {}, "D format"),
     ],
@@ -158,18 +163,37 @@ def test_rules_of_instruction_descriptors(value, kind, kwargs, words):
         ds.decode_instruction_descriptor(value, kind, **kwargs)
 
 
-def test_shapes():
-    legal = lambda kind, m, n, **kw: ds.shape_reason(kind, m, n, **kw) is None
-    assert all(legal("mxf4nvf4", 128, n, cta_group=1) for n in range(8, 257, 8))
-    assert not legal("mxf4nvf4", 64, 64, cta_group=1) and not legal("mxf4nvf4", 128, 264, cta_group=1)
-    # PTX ISA 9.7.16.2.1: every kind without block scales has M of 64 and 128 in steps of 8, and pairs in steps of 16.
-    for kind, m in itertools.product(("f16", "tf32", "f8f6f4"), (64, 128)):
-        assert [n for n in range(300) if legal(kind, m, n, cta_group=1)] == list(range(8, 257, 8))
-        assert [n for n in range(300) if legal(kind, 2 * m, n, cta_group=2)] == list(range(16, 257, 16))
-    integers = [n for n in range(300) if legal("i8", 128, n, cta_group=1)]
-    assert integers == [8, 16, 24, 32, *range(48, 257, 16)]
-    assert legal("f16", 32, 64, cta_group=1, ws=True) and not legal("f16", 32, 96, cta_group=1, ws=True)
-    assert not legal("mxf4", 128, 128, cta_group=1, ws=True)
+EIGHTS, SIXTEENS, THIRTYTWOS = (range(step, 257, step) for step in (8, 16, 32))
+LEGAL_SHAPES = {
+    ("f16", 1): ((64, 128), EIGHTS),
+    ("tf32", 1): ((64, 128), EIGHTS),
+    ("f8f6f4", 1): ((64, 128), EIGHTS),
+    ("i8", 1): ((64, 128), (8, 16, 24, 32, *range(48, 257, 16))),
+    ("mxf8f6f4", 1): ((128,), EIGHTS),
+    ("mxf4", 1): ((128,), EIGHTS),
+    ("mxf4nvf4", 1): ((128,), EIGHTS),
+    ("f16", 2): ((128, 256), SIXTEENS),
+    ("tf32", 2): ((128, 256), SIXTEENS),
+    ("f8f6f4", 2): ((128, 256), SIXTEENS),
+    ("i8", 2): ((128, 256), THIRTYTWOS),
+    ("mxf8f6f4", 2): ((128, 256), SIXTEENS),
+    ("mxf4", 2): ((128, 256), SIXTEENS),
+    ("mxf4nvf4", 2): ((128, 256), SIXTEENS),
+    ("f16", "ws"): ((32, 64, 128), (64, 128, 256)),
+    ("tf32", "ws"): ((32, 64, 128), (64, 128, 256)),
+    ("f8f6f4", "ws"): ((32, 64, 128), (64, 128, 256)),
+    ("i8", "ws"): ((32, 64, 128), (64, 128, 256)),
+    ("mxf4", "ws"): ((), ()),
+}
+"""Legal M and N of dense instructions by kind and `.cta_group`, or `.ws` (PTX ISA 9.7.16.2.1)."""
+
+
+@pytest.mark.parametrize(("kind", "group"), LEGAL_SHAPES)
+def test_shapes(kind, group):
+    options = {"cta_group": 1, "ws": True} if group == "ws" else {"cta_group": group}
+    sizes = itertools.product(range(0, 321, 16), range(0, 321, 8))
+    legal = [(m, n) for m, n in sizes if ds.shape_reason(kind, m, n, **options) is None]
+    assert legal == [*itertools.product(*LEGAL_SHAPES[kind, group])]
 
 
 # ---- accumulators ------------------------------------------------------------------------------------------------
