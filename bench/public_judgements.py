@@ -83,6 +83,12 @@ JUDGEMENTS = (
         "A reported fault, SGLang #37287 (`public_bugs.md`).",
     ),
     Judgement(
+        "sglang.*kkt",
+        "not allocated",
+        "A fault, as far as we know not reported upstream: the warp that frees tensor memory waits for an older epilogue "
+        "(kernel_kkt_inv_uw.py:298), so later loads and products find it free.",
+    ),
+    Judgement(
         "sglang.*kkt|sglang.*gdn-output",
         "race|exit|tensor-memory|tcgen05.mma",
         "Reported faults, SGLang #37288 and #37289 (`public_bugs.md`).",
