@@ -209,6 +209,10 @@ def test_bad_selectors(selectors, message):
         (MXF8.replace("mxf8f6f4", "mxf4nvf4"), "do not go together"),
         ("mma.sync.aligned.m16n8k64.row.col.kind::mxf4nvf4.block_scale.scale_vec::2X.f32.e2m1.e2m1.f32.ue4m3",
          r"scale type .ue4m3 with .kind::mxf4nvf4.scale_vec::2X; legal are \('ue8m0',\)"),
+        ("mma.sync.aligned.m16n8k64.row.col.kind::mxf4.block_scale.scale_vec::2X.f32.e2m1.e2m1.f32.ue4m3",
+         "scale type .ue4m3"),
+        *((f"mma.sync.aligned.m16n8k64.row.col.{d}.{a}.{a}.{d}", "m16n8k64 with types")
+          for d, a in (("f32", "f16"), ("f32", "bf16"), ("f32", "tf32"), ("f32", "e4m3"), ("s32", "s8"))),
     ],
 )  # fmt: skip
 def test_unknown_forms_are_refused_with_their_line(opcode, message):
