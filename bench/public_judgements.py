@@ -40,8 +40,8 @@ JUDGEMENTS = (
     Judgement(
         r"sm_120a cute/blackwell_geforce",
         "early-release",
-        "Right by the PTX memory model. Harmless if the machine code waits for the load before the arrival, which we did not "
-        "check.",
+        "Right by the PTX memory model, and the control words of the machine code do not let the arrival wait for the loads. "
+        "Harmless if an SM executes a warp's accesses to shared memory in order, which NVIDIA does not document.",
     ),
     Judgement(
         "",

@@ -1,5 +1,7 @@
 """mma.sync in one-instruction kernels, compared with the rational model and the ISA's fragment tables."""
 
+import re
+
 import matrix_kernels as kernels
 import matrix_model as model
 import numpy as np
@@ -182,6 +184,21 @@ def test_selectors_may_be_registers():
 def test_bad_selectors(selectors, message):
     with pytest.raises(EmulatorError, match=message):
         run(MXF8, MXF8_COUNTS, mxf8_fragments(), selectors, "mov.b16 %h0, 5;")
+
+
+@pytest.mark.parametrize(
+    ("kind", "scale", "legal"),
+    [("mxf4", "2X", (0, 2)), ("mxf4nvf4", "2X", (0, 2)), ("mxf4nvf4", "4X", (0,))],
+)
+def test_bytes_that_leave_no_room_for_the_scales_of_a_row(kind, scale, legal):
+    opcode = f"mma.sync.aligned.kind::{kind}.block_scale.scale_vec::{scale}.m16n8k64.row.col.f32.e2m1.e2m1.f32.ue8m0"
+    for byte in range(4):
+        selectors = f", {{sa}}, {{{{{byte}, 0}}}}, {{sb}}, {{{{0, 0}}}}"
+        if byte in legal:
+            run(opcode, MXF8_COUNTS, mxf8_fragments(), selectors)
+            continue
+        with pytest.raises(EmulatorError, match=rf"byte-id {byte} for A; legal are {re.escape(str(legal))}"):
+            run(opcode, MXF8_COUNTS, mxf8_fragments(), selectors)
 
 
 # ---- refusals ----------------------------------------------------------------------------------------------------
