@@ -56,8 +56,8 @@ def custom_op(name: str, mutates_args: str | Iterable[str]) -> Callable[[Operati
 def _call_at_once(name: str, run: Operation) -> None:
     """Makes ``run`` itself the op's kernel for CPU and CUDA tensors, because torch's own kernel makes seven calls around it.
 
-    Those keep torch.compile from tracing into the op where a graph breaks around it. Here, torch skips the code of ``run`` and
-    of everything that it calls.
+    Torch's kernel keeps torch.compile from tracing into the op where a graph breaks around it. Here, torch skips the code of
+    ``run`` and of everything that it calls.
     """
     import torch
     from torch._C._dynamo import eval_frame

@@ -138,8 +138,8 @@ def linear_by_rows(
     """Calls ``nn.products.product`` in the faster mode for the rows of ``x``. ``exact_alpha`` is the factor for 16-bit rows."""
     run: Operation = product
     parts = (x, weight, weight_scale)
-    n, row_bytes = weight.shape
-    if faster_mode(x.shape[0], n, 2 * row_bytes, backend, x.device) == "16bit":
+    n, k = weight.shape[0], 2 * weight.shape[1]  # without the Python call of len
+    if faster_mode(x.shape[0], n, k, backend, x.device) == "16bit":
         return run(*parts, exact_alpha, None, False, "16bit", out_dtype, backend, bias)
     scales = (alpha, input_global_scale, finds_input_scale)
     return run(*parts, *scales, "nvfp4", out_dtype, backend, bias)
