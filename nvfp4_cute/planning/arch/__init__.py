@@ -243,7 +243,9 @@ def _dequantizes_first(
     if not dequantized.suits(sizes, num_b):
         return False
     us = grouped_weight_only_us(arch, sizes, num_sms, num_b, is_ragged, b_format)
-    return dequantized.estimate_us(sizes, arch, num_sms, num_b, is_ragged, b_format) < us
+    return dequantized.is_faster(
+        dequantized.estimate_us(sizes, arch, num_sms, num_b, is_ragged, b_format), us
+    )
 
 
 def of_groups(rows: int, n: int, k: int, groups: int) -> tuple[tuple[int, int, int], ...]:

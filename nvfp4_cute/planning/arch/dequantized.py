@@ -12,6 +12,10 @@ from nvfp4_cute.planning.arch.base import PACES, live_sizes
 # Least number of rows and of weights. Launch overhead bounds smaller products, so they are not estimated.
 LEAST_ROWS = 64
 LEAST_WEIGHTS = 1 << 20
+# Below HOST_US, the host takes longer to enqueue both launches than a GPU to execute them, and longer than for one launch. In
+# vLLM on an H200, torch's product alone takes it 104 us (``bench/notes/2026-11-29-h200-prefill.md``). Such a product dequantizes
+# first only if this saves the fraction LEAST_GAIN of the kernels' time.
+HOST_US, LEAST_GAIN = 100.0, 0.15
 # Most bytes of dequantized weights in memory.
 MOST_BYTES = 4 << 30
 VALUE_BYTES, SUM_BYTES = 2, 4
@@ -74,6 +78,11 @@ def estimate_us(
         if num_b > 1:
             us += count * ACTIVATION_PASSES * SUM_BYTES * m * n / bandwidth
     return times.launch + us + max(moved / bandwidth, flops / rate)
+
+
+def is_faster(us: float, kernels_us: float) -> bool:
+    """Returns whether ``estimate_us`` is below the time of weight-only kernels by enough."""
+    return us < kernels_us * (1 - LEAST_GAIN if us < HOST_US else 1)
 
 
 def suits(sizes: tuple[tuple[int, int, int], ...], num_b: int = 1) -> bool:
