@@ -93,9 +93,9 @@ WAVES = (
     )),
     Wave("experts", 200, (
         _experts("w4a16", "plugin", soak=100, profiled=("prefill",)),
-        _experts("w4a4", "vllm"),
+        _experts("w4a4", "vllm", profiled=("prefill",)),
         _experts("w4a4", "plugin", soak=100, profiled=("prefill",)),
-        _experts("bf16", "vllm"),
+        _experts("bf16", "vllm", profiled=("prefill",)),
     )),
     Wave("hybrid", 210, (
         _hybrid("w4a4", "plugin", soak=50, profiled=("1",)),
