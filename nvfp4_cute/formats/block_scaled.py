@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
-from typing import Any, Literal, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
 import torch
 
@@ -209,7 +209,7 @@ class BlockScaledTensor:
         global_scale: "float | Sequence[float] | torch.Tensor | None" = None,
         *,
         format: BlockFormat | str = NVFP4,
-        layout: ScaleLayout = "blocked",
+        scale_layout: ScaleLayout = "blocked",
     ) -> "BlockScaledTensor":
         """Make a tensor from existing parts, which are checked and not copied. Its shape follows from ``data``.
 
@@ -225,7 +225,7 @@ class BlockScaledTensor:
             global_scale: factor by which dequantizing multiplies, as in ``quantize`` (NVFP4 only): a number, float32 with one
                 element, one per batch ("ragged": per group), or one per row ([..., M]; "ragged": [rows, 1]).
             format: a record or a name.
-            layout: layout of ``scale``. Formats with float32 scales always have "rowmajor".
+            scale_layout: layout of ``scale``. Formats with float32 scales always have "rowmajor".
 
         Returns:
             An NVFP4Tensor for NVFP4, otherwise a BlockScaledTensor.
@@ -241,10 +241,10 @@ class BlockScaledTensor:
         check_is_tensor("scale", scale)
         assert scale is not None
         if format.scale_layout == "rowmajor":
-            layout = "rowmajor"
+            scale_layout = "rowmajor"
         shape = (*data.shape[:-1], format.elements(data.shape[-1] if data.ndim else 0))
-        if layout == "blocked" and len(shape) > 1:
-            scale = _straight_scales(scale, stored_scale_shape(format, shape, layout), shape[-2])
+        if scale_layout == "blocked" and len(shape) > 1:
+            scale = _straight_scales(scale, stored_scale_shape(format, shape, scale_layout), shape[-2])
         factor = global_scale
         if factor is not None and not isinstance(factor, torch.Tensor):
             try:
@@ -261,11 +261,11 @@ class BlockScaledTensor:
             factor is not None
             and factor.numel() == 1
             and len(shape) < 3
-            and layout != "ragged"
+            and scale_layout != "ragged"
             and not is_row
         ):
             factor = factor.reshape(())
-        return quantized_tensor(data, scale, factor, shape, format, layout)
+        return quantized_tensor(data, scale, factor, shape, format, scale_layout)
 
     @property
     def has_row_scales(self) -> bool:
@@ -321,6 +321,15 @@ class BlockScaledTensor:
         plain = rowmajor_scale(self)
         scale = plain if scale_layout == "rowmajor" else to_blocked(plain if plain.ndim > 1 else plain[None])
         return replace(self, scale=scale, scale_layout=scale_layout)
+
+    if not TYPE_CHECKING:  # a type checker that saw it would accept any name
+
+        def __getattr__(self, name: str) -> Any:
+            """Raises AttributeError; for names of torch.Tensor, such as ``T``, it says what to call instead."""
+            what = f"{type(self).__name__!r} object has no attribute {name!r}"
+            if not name.startswith("_") and hasattr(torch.Tensor, name):
+                what += ": it is not a torch.Tensor; multiply with gemm(x, w), convert with .dequantize()"
+            raise AttributeError(what)
 
     def __len__(self) -> int:
         """Returns the extent of the first dimension."""

@@ -314,6 +314,12 @@ def test_rows_that_cannot_be_cut():
         quantize(torch.ones(64))[0]
     with pytest.raises(TypeError, match="not iterable"):
         list(t)
+    with pytest.raises(
+        AttributeError, match=r"no attribute 'T': it is not a torch.Tensor; multiply with gemm\(x, w\)"
+    ):
+        t.T  # noqa: B018
+    with pytest.raises(AttributeError, match="no attribute 'datum'$"):
+        t.datum  # noqa: B018
     assert len(t) == 3
 
 
@@ -346,7 +352,9 @@ def test_rows_may_end_within_a_block(f, k):
     assert_bitwise_equal(t.dequantize(), data.float() * of_value)
     assert_bitwise_equal(t[1, 128:].dequantize(), t.dequantize()[1, 128:])
     with pytest.raises(ValueError, match="K=24 is not a positive multiple of 16"):
-        BlockScaledTensor.from_parts(torch.zeros(8, 12).byte(), torch.zeros(8, 2).byte(), layout="rowmajor")
+        BlockScaledTensor.from_parts(
+            torch.zeros(8, 12).byte(), torch.zeros(8, 2).byte(), scale_layout="rowmajor"
+        )
 
 
 def test_products_need_whole_blocks():

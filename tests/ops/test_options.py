@@ -48,7 +48,9 @@ def test_ragged_tensors_multiply_by_their_global_scales(backend):
     )
     same(nv.grouped_gemm(a, W, OFFS, backend=backend), want)
     same(
-        nv.grouped_gemm(nv.BlockScaledTensor.from_parts(data, scale, FACTORS, layout="ragged"), W, offs=OFFS),
+        nv.grouped_gemm(
+            nv.BlockScaledTensor.from_parts(data, scale, FACTORS, scale_layout="ragged"), W, offs=OFFS
+        ),
         want,
     )
     out = torch.zeros_like(want)
@@ -196,7 +198,9 @@ def test_parts_are_checked_at_the_door():
         flat.dequantize(), W[0].dequantize()
     )
     rows = V.with_scale_layout("rowmajor")
-    same(nv.gemm(X, made(rows.data, rows.scale, rows.global_scale, layout="rowmajor")), nv.gemm(X, V))
+    same(nv.gemm(X, made(rows.data, rows.scale, rows.global_scale, scale_layout="rowmajor")), nv.gemm(X, V))
+    with pytest.raises(ValueError, match='which is rowmajor; .* pass scale_layout="rowmajor"'):
+        made(rows.data, rows.scale, rows.global_scale)
     int8 = nv.quantize(torch.randn(8, 64), format="int8")
     ones = made(int8.data, None, format="int8")
     assert torch.equal(nv.gemm(ones, ones, out_dtype=torch.int32), nv.gemm(int8, int8, out_dtype=torch.int32))
@@ -209,7 +213,7 @@ def test_parts_are_checked_at_the_door():
             made(W.data, W.scale, wrong)
     with pytest.raises(TypeError, match="'auto' is not a number"):
         made(W.data, W.scale, "auto")
-    for wrong in ({"format": "nvfp5"}, {"layout": "columns"}, {"global_scale": [1.0, 2.0]}):
+    for wrong in ({"format": "nvfp5"}, {"scale_layout": "columns"}, {"global_scale": [1.0, 2.0]}):
         with pytest.raises(ValueError, match="unknown|neither|global_scale has shape"):
             made(V.data, V.scale, **wrong)
 
