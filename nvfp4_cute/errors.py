@@ -39,4 +39,4 @@ class EmulatorError(RuntimeError):
 
 
 class RankError(RuntimeError):
-    """A rank of a process group refused its operands, passed others than the other ranks, or did not call in time."""
+    """A rank of a group refused its operands, passed operands that contradict those of other ranks, or did not call in time."""

@@ -14,7 +14,8 @@ GROUPS = {
     },
     "models": {
         "models": "what is in a checkpoint, how fast and how exact whole models are",
-        "quantize": "a 16-bit checkpoint to NVFP4, MXFP4, MXFP8 or int4",
+        "quantize": "a 16-bit checkpoint to NVFP4, MXFP4, MXFP8, FP8 or int4",
+        "compile": "kernels of a checkpoint or of one operation ahead of time, for any GPU",
     },
     "kernels of your own": {
         "emulate": "run a CuTe DSL script on a virtual GPU, Blackwell or Hopper; --check finds its races",
@@ -24,15 +25,14 @@ GROUPS = {
         "submit": "hand a submission to popcorn-cli",
     },
     "times": {
-        "bench": "times next to their floors and what others need",
-        "sol": "the least possible time on a GPU, computed",
+        "bench": "times next to the speed of light and to other libraries",
+        "sol": "the speed of light of a product on a GPU: the least possible time",
         "trace": "the modelled time of a kernel, explained, and its timeline",
         "tune": "the fastest config of a problem, measured or modelled, for later calls",
     },
     "this machine's GPU": {
         "check": "compare random problems with the reference",
         "prove": "a report of what a GPU does: correctness, probes, constants, times",
-        "compile": "kernels ahead of time, into a folder",
     },
 }
 """Verb -> its line in `nvfp4-cute --help`, by purpose."""

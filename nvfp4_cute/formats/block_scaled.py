@@ -408,7 +408,7 @@ class NVFP4Tensor(BlockScaledTensor):
         global_scale: float32 factor by which dequantizing multiplies, without dimensions, [batches...], or [...] with one per
             row; None means 1.
         shape: shape of the unpacked values.
-        scale_layout: "blocked" or "rowmajor".
+        scale_layout: "blocked", "rowmajor" or "ragged".
     """
 
     # A class attribute that no constructor takes, so that tensors pickled before there were formats also have it.

@@ -61,7 +61,7 @@ class GateUp:
             the gate and so on; "interleaved_32_gate_first": 32 rows of the gate, 32 of up and so on. The weights are never
             copied.
         gate_alpha, up_alpha: factors of the two products; see ``alpha`` of ``gemm`` and ``grouped_gemm``. Global scales are
-            applied anyway.
+            applied in addition.
     """
 
     gate: Weights

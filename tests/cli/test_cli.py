@@ -48,7 +48,7 @@ def test_help_describes_every_option(verb, capsys):
 def test_every_verb_has_its_modules():
     """The table of verbs, the modules of options and the modules that do the work have the same names."""
     here = Path(cli.__file__).parent
-    others = {"__init__", "__main__", "argument_types", "pytest_plugin", "verbs"}
+    others = {"__init__", "__main__", "argument_types", "machine_checkers", "pytest_plugin", "verbs"}
     assert {path.stem for path in here.glob("*.py")} - others == set(VERBS)
     assert {path.stem for path in here.glob("options/*.py")} - {"__init__", "choices"} == set(VERBS)
 
