@@ -244,9 +244,14 @@ def experts() -> list[Case]:
 
 def routed_rows(tokens: int, num_experts: int, top_k: int) -> tuple[int, ...]:
     """Rows that each expert receives."""
-    draw = random.Random(ROUTING_SEED)
-    chosen = Counter(e for _ in range(tokens) for e in draw.sample(range(num_experts), top_k))
+    chosen = Counter(expert for ids in routed_ids(tokens, num_experts, top_k) for expert in ids)
     return tuple(chosen[expert] for expert in range(num_experts))
+
+
+def routed_ids(tokens: int, num_experts: int, top_k: int) -> list[list[int]]:
+    """Experts of every token, drawn without repetition."""
+    draw = random.Random(ROUTING_SEED)
+    return [draw.sample(range(num_experts), top_k) for _ in range(tokens)]
 
 
 OTHER_SUITES = ("layers", "ep")

@@ -20,11 +20,12 @@ from typing import Any
 
 import torch
 
-from nvfp4_cute import MoE, QuantizedLinear, route
+from nvfp4_cute import Activation, MoE, QuantizedLinear, route
 from nvfp4_cute.bench import processes, provenance
 from nvfp4_cute.bench.moe import MODELS, Model
 from nvfp4_cute.emulator.record.events import LaunchTrace
 from nvfp4_cute.errors import EmulatorError, UnsupportedProblem, UnsupportedTarget
+from nvfp4_cute.experts.records import ExpertLayout
 from nvfp4_cute.formats.block_format import NVFP4
 from nvfp4_cute.gpus.targets import H100_SXM, lookup
 from nvfp4_cute.roofline import speed_of_light as light
@@ -121,10 +122,24 @@ def _linear_call(n: int, k: int, tokens: int) -> Callable[[str], object]:
     return run
 
 
-def empty_experts(model: Model, device: torch.device | str = "cpu") -> MoE:
-    """Makes a layer with unwritten weights, which take no memory on the CPU."""
-    module = MoE(1, model.hidden, model.width, device=device)
-    for name, n, k in (("w13", 2 * model.width, model.hidden), ("w2", model.hidden, model.width)):
+def empty_experts(
+    model: Model,
+    device: torch.device | str = "cpu",
+    *,
+    activation: Activation | None = None,
+    gated: bool = True,
+) -> MoE:
+    """Makes a layer with unwritten weights, which take no memory on the CPU. activation: None for SwiGLU."""
+    layout: ExpertLayout = "concatenated" if gated else "none"
+    module = MoE(
+        1,
+        model.hidden,
+        model.width,
+        device=device,
+        activation=activation or Activation(),
+        weight_layout=layout,
+    )
+    for name, n, k in (("w13", (1 + gated) * model.width, model.hidden), ("w2", model.hidden, model.width)):
         empty = lambda *shape: torch.empty((model.experts, *shape), dtype=torch.uint8, device=device)
         scale = empty(*NVFP4.scale_shape(n, k))
         setattr(module, name, empty(n, NVFP4.row_bytes(k)))
@@ -143,19 +158,26 @@ def router_logits(model: Model, tokens: int) -> torch.Tensor:
 
 def layer_work(cell: Cell) -> light.Work:
     """Returns the least traffic of the layer: tokens in and out in bf16, and weights of experts that a token chose."""
-    sizes: tuple[tuple[int, int], ...]
     if cell.is_linear:
-        (n, k), rows = LINEAR[cell.layer], [cell.tokens]
-        sizes, into = ((n, k),), (k, n)
-    else:
-        model = EXPERTS[cell.layer]
-        ids, _ = route(router_logits(model, cell.tokens), model.top_k, backend="reference")
-        rows = [count for count in torch.bincount(ids.flatten().long()).tolist() if count]
-        h, i = model.hidden, model.width
-        sizes, into = ((2 * i, h), (h, i)), (h, h)
+        n, k = LINEAR[cell.layer]
+        return _work_of([cell.tokens], ((n, k),), cell.tokens, (k, n))
+    model = EXPERTS[cell.layer]
+    ids, _ = route(router_logits(model, cell.tokens), model.top_k, backend="reference")
+    rows = [count for count in torch.bincount(ids.flatten().long()).tolist() if count]
+    return experts_work(rows, cell.tokens, model.hidden, model.width)
+
+
+def experts_work(rows: Sequence[int], tokens: int, hidden: int, width: int, gated: bool = True) -> light.Work:
+    """Returns the least traffic of a layer of experts. rows: tokens of each expert that has any."""
+    return _work_of(rows, (((1 + gated) * width, hidden), (hidden, width)), tokens, (hidden, hidden))
+
+
+def _work_of(
+    rows: Sequence[int], sizes: Sequence[tuple[int, int]], tokens: int, columns: tuple[int, int]
+) -> light.Work:
     products = [light.grouped_gemm([(m, n, k) for m in rows]) for n, k in sizes]
     operands = [one for product in products for one in product.operands if one.name.startswith("b")]
-    x, y = (2 * cell.tokens * columns for columns in into)
+    x, y = (2 * tokens * count for count in columns)
     operands += [light.Traffic("x", x), light.Traffic("y", y, written=True)]
     return light.Work(tuple(operands), tuple(p for product in products for p in product.products))
 

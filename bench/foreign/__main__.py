@@ -1,4 +1,4 @@
-"""Models our grouped products next to foreign CuTe DSL kernels on a GPU that need not be present.
+"""Models our grouped products and layers of experts next to foreign CuTe DSL kernels on a GPU that need not be present.
 
     python -m nvfp4_cute.bench.foreign --at ~/lightmoe --at ~/cutlass/examples/python/CuTeDSL --results foreign.json
     python -m nvfp4_cute.bench.foreign --results foreign.json --save
@@ -24,7 +24,7 @@ from typing import Any
 from nvfp4_cute import env
 from nvfp4_cute.bench import provenance
 from nvfp4_cute.bench.cases import Case
-from nvfp4_cute.bench.foreign import ours, page
+from nvfp4_cute.bench.foreign import layers, ours, page
 from nvfp4_cute.bench.foreign.cells import FLASHINFER, cells
 from nvfp4_cute.bench.foreign.kernels import FOREIGN
 from nvfp4_cute.bench.processes import write_json
@@ -50,7 +50,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     known: dict[str, dict[str, Any]] = {}
     if args.results.exists():
         known = provenance.read_object(args.results, (), MAKER)
-    chosen = [case for case in cells() if re.search(args.only, str(case))]
+    chosen = [case for case in (*cells(), *layers.layers()) if re.search(args.only, str(case))]
     names = args.kernels or [ours.NAME, *FOREIGN]
     end = time.monotonic() + args.deadline
     for name in names:
@@ -109,10 +109,13 @@ def text_of(key: Key) -> str:
     return " | ".join(key)
 
 
-def pieces(name: str, chosen: Sequence[Case]) -> Iterator[Key]:
-    """Yields the key of every tile of every cell; one without a tile for our kernel."""
+def pieces(name: str, chosen: Sequence[Case | layers.Layer]) -> Iterator[Key]:
+    """Yields the key of every tile of every cell; one without a tile for our kernel and for layers, which come last."""
     adapter = FOREIGN[name].load() if name in FOREIGN else None
     for case in chosen:
+        if isinstance(case, layers.Layer):
+            yield from [(name, str(case), "")] if name in (ours.NAME, layers.LIGHTMOE) else []
+            continue
         tiles = [""] if adapter is None or adapter.refuses(case) else list(map(str, adapter.tiles(case)))
         if case.problem == FLASHINFER:
             tiles = tiles[:1] if name in PUBLISHED_BY else []
@@ -122,6 +125,7 @@ def pieces(name: str, chosen: Sequence[Case]) -> Iterator[Key]:
 def records(name: str, wanted: Sequence[Key], target: Target, seconds: float) -> Iterator[dict[str, Any]]:
     """Yields records as a child process makes them. A kernel that ends the process loses its own record only."""
     left, end = list(wanted), time.monotonic() + seconds
+    products = sum(cell not in {str(layer) for layer in layers.layers()} for _, cell, _ in left)
     while left and time.monotonic() < end:
         # Objects that QuACK compiled in another process have no PTX here, so it gets an empty cache.
         folder = tempfile.TemporaryDirectory()
@@ -138,7 +142,9 @@ def records(name: str, wanted: Sequence[Key], target: Target, seconds: float) ->
         timer.daemon = True
         timer.start()
         assert child.stdin is not None and child.stdout is not None
-        child.stdin.write("".join(f"{cell}\t{tile}\n" for _, cell, tile in left))
+        # A layer has a process of its own: compiled kernels belong to a process's first GPU.
+        given = left[: max(products - len(wanted) + len(left), 1)]
+        child.stdin.write("".join(f"{cell}\t{tile}\n" for _, cell, tile in given))
         child.stdin.close()
         for line in child.stdout:
             if not line.startswith("{"):

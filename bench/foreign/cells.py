@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from nvfp4_cute.bench.cases import Case, competition, routed_rows
 
-TOKENS = ((1, 16), (128, 1024))
+TOKENS = ((1, 16), (128, 1024), (8192,))
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 from typing import Any
 
 from nvfp4_cute.bench.cases import Case
-from nvfp4_cute.bench.foreign.kernels import Prepared, Tile, cluster_count, narrow_tile
+from nvfp4_cute.bench.foreign.kernels import Prepared, Tile, cluster_count, narrow_tile, wide_tiles
 from nvfp4_cute.bench.foreign.operands import GroupedOperands
 from nvfp4_cute.bench.foreign.schedule import static_work
 
@@ -22,11 +22,7 @@ def refuses(case: Case) -> str | None:
 def tiles(case: Case) -> list[Tile]:
     """Returns the tiles to try."""
     most = max(m for m, _, _ in case.sizes)
-    return (
-        [narrow_tile(case)]
-        if most <= FEW_ROWS
-        else [Tile(128, 128), Tile(128, 256), Tile(256, 128), Tile(256, 256)]
-    )
+    return [narrow_tile(case)] if most <= FEW_ROWS else wide_tiles(case)
 
 
 def prepare(case: Case, operands: GroupedOperands, tile: Tile, sms: int) -> Prepared:

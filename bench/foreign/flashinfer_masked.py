@@ -2,7 +2,7 @@
 
 from nvfp4_cute.bench.cases import Case
 from nvfp4_cute.bench.foreign.cells import FLASHINFER
-from nvfp4_cute.bench.foreign.kernels import Prepared, Tile, restricted
+from nvfp4_cute.bench.foreign.kernels import Prepared, Tile, restricted, wide_tiles
 from nvfp4_cute.bench.foreign.operands import GroupedOperands
 from nvfp4_cute.bench.foreign.schedule import static_work
 
@@ -24,7 +24,7 @@ def tiles(case: Case) -> list[Tile]:
     With tiles of 256 rows the kernel's scheduler counts tiles of 128, so that half of the clusters compute nothing.
     """
     most = max(m for m, _, _ in case.sizes)
-    return [Tile(128, 128)] if most <= FEW_ROWS else [Tile(128, 128), Tile(128, 256)]
+    return [Tile(128, 128)] if most <= FEW_ROWS else [tile for tile in wide_tiles(case) if tile.m == 128]
 
 
 def prepare(case: Case, operands: GroupedOperands, tile: Tile, sms: int) -> Prepared:

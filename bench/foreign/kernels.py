@@ -11,6 +11,7 @@ from nvfp4_cute.bench.cases import Case
 from nvfp4_cute.bench.foreign.operands import GroupedOperands
 from nvfp4_cute.bench.public_kernels import checkout_version
 from nvfp4_cute.emulator.record.representatives import LaunchWork
+from nvfp4_cute.formats.block_format import ATOM_ROWS
 
 
 @dataclass(frozen=True)
@@ -85,6 +86,7 @@ class Foreign:
         return import_module(f"nvfp4_cute.bench.foreign.{self.adapter}")
 
 
+MANY_EXPERTS = 128
 CUTLASS = "a checkout of github.com/NVIDIA/cutlass (4.7): pass its folder examples/python/CuTeDSL/cute"
 FOREIGN = {
     kernel.name: kernel
@@ -133,6 +135,13 @@ def narrow_tile(case: Case, sms: int = 148) -> Tile:
     """Returns the tile to try for few rows: of 64 columns where tiles of 128 leave SMs of a B200 idle, else of 128."""
     tiles = sum(-(-n // 128) for m, n, _ in case.sizes if m)
     return Tile(128, 64 if tiles < sms else 128)
+
+
+def wide_tiles(case: Case) -> list[Tile]:
+    """Returns the tiles to try for many rows: fewer of them for long launches, where those of 128 columns were slower."""
+    many = len(case.sizes) >= MANY_EXPERTS and max(m for m, _, _ in case.sizes) > ATOM_ROWS
+    sizes = ((128, 256), (256, 256)) if many else ((128, 128), (128, 256), (256, 128), (256, 256))
+    return [Tile(m, n) for m, n in sizes]
 
 
 def cluster_count(sms: int, ctas: int) -> int:

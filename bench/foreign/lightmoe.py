@@ -3,7 +3,7 @@
 from itertools import accumulate
 
 from nvfp4_cute.bench.cases import Case
-from nvfp4_cute.bench.foreign.kernels import Prepared, Tile, cluster_count
+from nvfp4_cute.bench.foreign.kernels import MANY_EXPERTS, Prepared, Tile, cluster_count, wide_tiles
 from nvfp4_cute.bench.foreign.operands import GroupedOperands
 from nvfp4_cute.bench.foreign.schedule import static_work
 from nvfp4_cute.formats.block_format import ATOM_ROWS
@@ -12,7 +12,6 @@ MOST_EXPERTS = 256
 TILE_K = 256
 NARROW = (8, 16, 32, 64)
 """Tokens per tile with swapped operands."""
-MANY_EXPERTS = 128
 SWAPPED, DECODE = "swapped", "swapped, decode"
 """Forms of a tile. Swapped: tokens along N. Decode: also with a list of tiles, as LightMoE's layer calls the kernel to decode."""
 KERNEL = "Sm100GroupedBlockScaledGemm"
@@ -28,15 +27,16 @@ def tiles(case: Case) -> list[Tile]:
     """Returns the tiles to try: with swapped operands, tokens along N, for few rows.
 
     For at most 8 rows its decode path is the fastest of three forms in all cells where they were modelled. With many experts the
-    other forms walk over them one by one, which takes tens of microseconds, so that only the decode path is tried.
+    other forms walk over them one by one, which takes tens of microseconds, so that only one of them is tried from 33 rows on.
     """
     most = max(m for m, _, _ in case.sizes)
     decode = [Tile(128, n, DECODE) for n in NARROW if most <= n][:1]
-    if decode and (most <= NARROW[0] or len(case.sizes) >= MANY_EXPERTS):
+    if most <= NARROW[0]:
         return decode
+    if len(case.sizes) >= MANY_EXPERTS and most <= NARROW[-1]:
+        return decode if most <= NARROW[-2] else [*decode, Tile(128, 128)]
     swapped = [Tile(128, n, SWAPPED) for n in NARROW if n // 2 < most <= 2 * n]
-    wide = [Tile(128, 256), Tile(256, 128), Tile(256, 256)] if most > NARROW[-1] else []
-    return [*decode, *swapped, Tile(128, 128), *wide]
+    return [*decode, *swapped, *(wide_tiles(case) if most > NARROW[-1] else [Tile(128, 128)])]
 
 
 def prepare(case: Case, operands: GroupedOperands, tile: Tile, sms: int) -> Prepared:

@@ -12,6 +12,7 @@ from nvfp4_cute.bench.cases import Case
 from nvfp4_cute.bench.foreign import ours
 from nvfp4_cute.bench.foreign.cells import FLASHINFER, MODELS, cells, published
 from nvfp4_cute.bench.foreign.kernels import FOREIGN
+from nvfp4_cute.bench.foreign.layers import LIGHTMOE, Layer, layers
 from nvfp4_cute.gpus.targets import Target
 from nvfp4_cute.roofline import speed_of_light as light
 from nvfp4_cute.roofline.plot import bars
@@ -19,6 +20,7 @@ from nvfp4_cute.terminal import markdown_table
 
 RESULTS = Path(__file__).parents[1] / "results"
 Records = Mapping[str, dict[str, Any]]
+LAYERS = "whole layers"
 
 
 @dataclass(frozen=True)
@@ -36,11 +38,11 @@ class Best:
     equal: bool
 
 
-def best_of(known: Records, kernel: str, case: Case) -> Best | None:
+def best_of(known: Records, kernel: str, case: Case | Layer) -> Best | None:
     """Returns the fastest tile, or None if no tile was modelled."""
     start = f"{kernel} | {case} | "
     found = [
-        Best(record["us"], key.removeprefix(start), record["compared"] > 0 and not _wrong(record))
+        Best(record["us"], key.removeprefix(start), record.get("compared", 0) > 0 and not _wrong(record))
         for key, record in known.items()
         if key.startswith(start) and "us" in record
     ]
@@ -48,14 +50,14 @@ def best_of(known: Records, kernel: str, case: Case) -> Best | None:
 
 
 def _wrong(record: Mapping[str, Any]) -> int:
-    return int(record["differing"]) + int(record["outside"])
+    return int(record.get("differing", 0)) + int(record.get("outside", 0))
 
 
 @dataclass(frozen=True)
 class Row:
     """A cell with times of every kernel that ran."""
 
-    case: Case
+    case: Case | Layer
     ours: Best
     others: dict[str, Best]
 
@@ -71,9 +73,9 @@ class Row:
 
 
 def rows_of(known: Records) -> list[Row]:
-    """Returns the cells with our time and a foreign one."""
+    """Returns the cells and layers with our time and a foreign one."""
     rows = []
-    for case in cells():
+    for case in (*cells(), *layers()):
         mine = best_of(known, ours.NAME, case)
         others = {name: best for name in FOREIGN if (best := best_of(known, name, case)) is not None}
         if mine is not None and others:
@@ -81,8 +83,10 @@ def rows_of(known: Records) -> list[Row]:
     return rows
 
 
-def group_of(case: Case) -> str:
-    """Returns the cell's group in summaries: equal groups, the competition, or a number of tokens."""
+def group_of(case: Case | Layer) -> str:
+    """Returns the cell's group in summaries: equal groups, the competition, layers, or a number of tokens."""
+    if isinstance(case, Layer):
+        return LAYERS
     return case.name.rpartition(", ")[2] if ", " in case.name else case.problem
 
 
@@ -96,9 +100,9 @@ def text(known: Records, target: Target) -> str:
         f"# Foreign kernels on a {target.name}",
         "Times are modelled, not measured. Every kernel multiplies equal operands on the emulator, and the timing model replays "
         "its launch with the same constants. Lower is better. We cannot measure the error of the model on Blackwell "
-        "(`bench/results/timing_model.md`). Made by `python -m nvfp4_cute.bench.foreign --results "
-        "bench/results/b200_foreign.json --save`, which continues that file.",
-        f"![Foreign times over ours]({target.name.lower()}_foreign.png)",
+        "(`bench/results/timing_model.md`). Made by `python -m nvfp4_cute.bench.foreign "
+        f'--target "{target.name}" --results bench/results/{stem(target)}.json --save`, which continues that file.',
+        f"![Foreign times over ours]({stem(target)}.png)",
         "## Summary",
         "The ratio is our time, with the config that we choose, over that of the fastest foreign kernel with its best tile. "
         "Below 1, ours is faster.",
@@ -106,7 +110,10 @@ def text(known: Records, target: Target) -> str:
         "## Cells",
         'Times in us. The tile is that of the fastest foreign kernel. "bits": whether all compared results of all kernels in '
         'the row have the expected bits. "-": not modelled.',
-        *(f"### {name[0].upper()}{name[1:]}\n\n{_table(of, target)}" for name, of in groups.items()),
+        *(
+            f"### {name[0].upper()}{name[1:]}\n\n{(_layers if name == LAYERS else _table)(of, target)}"
+            for name, of in groups.items()
+        ),
         "## Notes",
         "\n".join(f"- {note}" for note in _notes(known)),
     ]
@@ -144,6 +151,23 @@ def _table(rows: Sequence[Row], target: Target) -> str:
     return markdown_table(header, lines)
 
 
+def _layers(rows: Sequence[Row], target: Target) -> str:
+    header = ("layer", "speed of light", "ours", LIGHTMOE, "ratio")
+    lines = [
+        (str(row.case), f"{light.physical_floor(row.case.work, target).us:.2f}", f"{row.ours.us:.2f}",
+         f"{row.others[LIGHTMOE].us:.2f}", f"{row.ratio:.2f}")
+        for row in rows
+    ]  # fmt: skip
+    return (
+        "All launches after the router, in a CUDA graph on a cold L2, next to LightMoE's `InferenceMoE` with its static "
+        "scheduler. The emulator executes a few clusters of the products, and all other launches. LightMoE pads the 1,856 "
+        "columns of Nemotron-3.5-Lightning to 1,920. If experts are divided over GPUs, every token has equally many on "
+        "each. Where LightMoE launches two CTAs per SM (some sizes, few tokens), its scheduler starts every CTA at the same "
+        "tile, and results are wrong; its grid of one CTA per SM is modelled instead. Results of layers are not "
+        "compared.\n\n" + markdown_table(header, lines)
+    )
+
+
 def _notes(known: Records) -> list[str]:
     versions = {name: set[str]() for name in FOREIGN}
     reasons: dict[str, int] = Counter()
@@ -163,7 +187,7 @@ def _notes(known: Records) -> list[str]:
         "`python -m nvfp4_cute.bench.foreign --help` says how to get them.",
         f"{len(modelled)} times. Only some of the clusters with equal work were executed: {parts[0]} of {parts[1]} clusters of "
         "foreign launches.",
-        f"{sum(r['compared'] for r in modelled):,} results of executed clusters were compared with exact sums, rounded to "
+        f"{sum(r.get('compared', 0) for r in modelled):,} results of executed clusters were compared with exact sums, rounded to "
         f"bfloat16; {sum(map(_wrong, modelled)):,} differ. Scales are 1 or 2, so that fp32 sums are exact in any order. An "
         "executed cluster must also compute the tiles that the replay expects of it, and no others.",
         "all kernels take rows of all experts one after the other, except two: CUTLASS list takes lists of matrices, whose sizes "
@@ -232,6 +256,10 @@ def picture(known: Records, path: Path, target: Target) -> None:
 
 def save(known: Records, target: Target) -> None:
     """Writes page and picture into ``bench/results``."""
-    name = f"{target.name.lower().replace(' ', '_')}_foreign"
-    (RESULTS / f"{name}.md").write_text(text(known, target))
-    picture(known, RESULTS / f"{name}.png", target)
+    (RESULTS / f"{stem(target)}.md").write_text(text(known, target))
+    picture(known, RESULTS / f"{stem(target)}.png", target)
+
+
+def stem(target: Target) -> str:
+    """Returns the name of a GPU's page, without an extension."""
+    return f"{target.name.lower().replace(' ', '_')}_foreign"

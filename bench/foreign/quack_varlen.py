@@ -1,13 +1,20 @@
 """QuACK's GEMM of sequences (``quack.gemm`` with ``cu_seqlens_m``), with its static scheduler."""
 
 from nvfp4_cute.bench.cases import Case
-from nvfp4_cute.bench.foreign.kernels import Prepared, Tile, cluster_count, narrow_tile, restricted
+from nvfp4_cute.bench.foreign.kernels import (
+    Prepared,
+    Tile,
+    cluster_count,
+    narrow_tile,
+    restricted,
+    wide_tiles,
+)
 from nvfp4_cute.bench.foreign.operands import GroupedOperands
 from nvfp4_cute.bench.foreign.schedule import static_work
 from nvfp4_cute.formats.block_format import ATOM_ROWS
 
 TILE_K = 256
-KERNEL = "GemmDefaultSm100|GemmSm100"
+KERNEL = "GemmDefaultSm1|GemmSm1"
 FEW_ROWS = 64
 
 
@@ -17,13 +24,9 @@ def refuses(case: Case) -> str | None:
 
 
 def tiles(case: Case) -> list[Tile]:
-    """Returns the tiles to try."""
+    """Returns the tiles to try; sm_120 has none of 64 columns."""
     most = max(m for m, _, _ in case.sizes)
-    return (
-        [narrow_tile(case)]
-        if most <= FEW_ROWS
-        else [Tile(128, 128), Tile(128, 256), Tile(256, 128), Tile(256, 256)]
-    )
+    return list(dict.fromkeys((Tile(128, 128), narrow_tile(case)))) if most <= FEW_ROWS else wide_tiles(case)
 
 
 def prepare(case: Case, operands: GroupedOperands, tile: Tile, sms: int) -> Prepared:
@@ -38,7 +41,7 @@ def prepare(case: Case, operands: GroupedOperands, tile: Tile, sms: int) -> Prep
     fp4, e4m3 = torch.float4_e2m1fn_x2, torch.float8_e4m3fn
     config = GemmConfig(
         tile_m=tile.m, tile_n=tile.n, cluster_m=ctas, cluster_n=1, pingpong=False, is_dynamic_persistent=False,
-        device_capacity=10,
+        device_capacity=torch.cuda.get_device_capability()[0],
     )  # fmt: skip
     a, b = operands.a.view(fp4), operands.b.view(fp4).mT
     options = {

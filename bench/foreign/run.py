@@ -2,7 +2,7 @@
 
     python -m nvfp4_cute.bench.foreign.run KERNEL TARGET < cells
 
-Each line of the input is a cell, a tab and a tile.
+Each line of the input is a cell, a tab and a tile, or the only line is a layer and a tab.
 """
 
 import json
@@ -17,8 +17,8 @@ from typing import Any
 import torch
 
 from nvfp4_cute.bench.cases import Case
+from nvfp4_cute.bench.foreign import layers, ours
 from nvfp4_cute.bench.foreign import operands as operands_module
-from nvfp4_cute.bench.foreign import ours
 from nvfp4_cute.bench.foreign.cells import cells
 from nvfp4_cute.bench.foreign.compare import compare
 from nvfp4_cute.bench.foreign.kernels import FOREIGN, Prepared, Tile
@@ -104,6 +104,9 @@ def main() -> None:
     kernel, target = sys.argv[1], lookup(sys.argv[2])
     by_name = {str(case): case for case in cells()}
     lines = [line.rstrip("\n").split("\t") for line in sys.stdin]
+    if found := {str(layer): layer for layer in layers.layers()}.get(lines[0][0]):
+        say(found, "", attempt(None, layers.record, kernel, found, target))
+        return
     wanted = [(by_name[cell], tile) for cell, tile in lines]
     if kernel == ours.NAME:
         for case, _, made in with_operands(wanted):
@@ -141,7 +144,7 @@ def attempt(gpu: ModellingGpu | None, work: Callable[..., dict[str, Any]], *args
         return {"reason": f"{type(error).__name__}: {error}"[:REASON_CHARACTERS]}
 
 
-def say(case: Case, tile: str, found: dict[str, Any]) -> None:
+def say(case: Case | layers.Layer, tile: str, found: dict[str, Any]) -> None:
     """Prints a record."""
     print(json.dumps({"cell": str(case), "tile": tile, **found}), flush=True)
 

@@ -52,6 +52,7 @@ def static_work(
     clusters: int,
     fast: Fast,
     a_scale: tuple[torch.Tensor, Sequence[int]] | None = None,
+    out_scale: tuple[torch.Tensor, Sequence[int], int] | None = None,
 ) -> LaunchWork:
     """Returns the work of the clusters of a launch.
 
@@ -61,6 +62,7 @@ def static_work(
         clusters: number of launched clusters. The GPU holds all of them at once.
         fast: see `StaticSchedule`.
         a_scale: scales of ``a`` in another order of atoms, and the first atom of every group.
+        out_scale: scales of quantized results, the first atom of every group, and columns per atom.
     """
     tile_m, tile_n, tile_k = tile_mnk
     sizes = operands.sizes
@@ -79,9 +81,12 @@ def static_work(
         fast=fast,
     )
     scales, scale_places = a_scale or (operands.a_scale, operands.atoms)
-    tensors = operands.a, operands.b, scales, operands.b_scale
+    tensors = [operands.a, operands.b, scales, operands.b_scale]
     atom_row = operands.a_scale[:1].numel()
     pitch, out_row = operands.a.stride(0), operands.out.stride(0) * operands.out.element_size()
+    out_atoms, out_places, out_columns = out_scale or (None, (), 0)
+    if out_atoms is not None:
+        tensors.append(out_atoms)
     places = []
     for group, start in enumerate(operands.starts):
         places.append(
@@ -94,7 +99,14 @@ def static_work(
                     scales.data_ptr() + scale_places[group] * atom_row,
                     operands.b_scale[group].data_ptr(),
                 ),
-                out=(operands.out.data_ptr() + start * out_row, out_row, operands.out.element_size()),
+                out=(operands.out.data_ptr() + start * out_row, out_row, out_row / operands.b.shape[1]),
+                out_scale=None
+                if out_atoms is None
+                else (
+                    out_atoms.data_ptr() + out_places[group] * out_atoms[:1].numel(),
+                    out_atoms[:1].numel(),
+                    out_columns,
+                ),
             )
         )
     return launch_work(schedule, places, [[tensor] for tensor in tensors], clusters, 1)

@@ -3,6 +3,7 @@
 import json
 import sys
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ import torch
 
 from nvfp4_cute.bench.cases import Case
 from nvfp4_cute.bench.foreign import __main__ as command
-from nvfp4_cute.bench.foreign import cells, operands, ours, page
+from nvfp4_cute.bench.foreign import cells, layers, operands, ours, page
 from nvfp4_cute.bench.foreign.compare import compare
 from nvfp4_cute.bench.foreign.kernels import FOREIGN
 from nvfp4_cute.bench.foreign.schedule import static_work
@@ -166,3 +167,44 @@ def test_published_rows_have_the_published_totals():
         rows = [m for m, _, _ in case.sizes]
         assert us == known and len(rows) == groups and abs(sum(rows) - total) <= groups / 2
         assert set(case.sizes) == {(m, n, k) for m in rows} and max(rows) > min(rows)
+
+
+def test_layers_are_modelled_for_both_and_shown():
+    tiny = layers.Layer(cells.Model("tiny", 256, 128, 8, 2), 3)
+    found = layers.record(ours.NAME, tiny, B200)
+    assert found["us"] > 4 and len(found["launches"]) >= 3
+    layer = layers.layers()[0]
+    known = {
+        f"{name} | {layer} | ": {"us": us, "sources": "s"} for name, us in (("ours", 9.0), ("LightMoE", 12.0))
+    }
+    text = page.text(known, B200)
+    assert (
+        f"| {layer} | " in text
+        and "| 9.00 | 12.00 | 0.75 |" in text
+        and "| whole layers | 1 | 0.75 |" in text
+    )
+    assert list(command.pieces("LightMoE", [layer])) == [("LightMoE", str(layer), "")]
+    assert not list(command.pieces("QuACK", [layer]))
+
+
+def test_tiles_of_a_foreign_layer_follow_its_gemms():
+    rows, width, hidden = [3, 0, 9], 256, 512
+    data = lambda *shape: torch.zeros(shape, dtype=torch.uint8)
+    gemm = SimpleNamespace(
+        n=2 * width, k=hidden, output_n=width, tile_m=128, tile_n=8, swap_ab=True, fast_decode_sched=True
+    )
+    execution = SimpleNamespace(
+        fc1=gemm, qx=data(12, hidden // 2), qh=data(12, width // 2), sfx=data(1, 5, 8, 32, 4, 4),
+        sfh=data(1, 5, 4, 32, 4, 4), routed_out=torch.zeros(12, hidden, dtype=torch.bfloat16),
+    )  # fmt: skip
+    moe = SimpleNamespace(
+        _full_executions={0: execution}, qb1=data(3, 2 * width, hidden // 2), sfb1=data(3, 4, 8, 32, 4, 4)
+    )
+    moe.qb2 = moe.sfb2 = None
+    work = layers._work(moe, rows, False, 5)
+    tiles = [tile for index in range(3) for of in work.clusters for tile in of[index : index + 1]]
+    # 3 rows, 8 and 1 of the last expert; each with four tiles of 128 columns, which give 64 results of 4 bits.
+    assert [tile.rows for tile in tiles] == [3] * 4 + [8] * 4 + [1] * 4
+    assert [tile.out - execution.qh.data_ptr() for tile in tiles[4:8]] == [3 * 128 + 32 * n for n in range(4)]
+    scales = [tile.inputs[-1] - execution.sfh.data_ptr() for tile in tiles[4:8]]
+    assert scales == [2048 + 512 * n for n in range(4)]
