@@ -20,7 +20,7 @@ from nvfp4_cute.compile.keys import KernelKey
 from nvfp4_cute.emulator.cubin import read_opcodes
 from nvfp4_cute.formats.block_format import NVFP4
 from nvfp4_cute.gpus.targets import RTX_PRO_6000
-from nvfp4_cute.ops.parts.grouped_gemm import grouped_gemm
+from nvfp4_cute.ops.parts import Options, Parts, grouped_gemm
 from nvfp4_cute.planning.arch import family_of, sm120
 from nvfp4_cute.planning.arch.sm100 import limits as sm100
 from nvfp4_cute.planning.config import KernelConfig
@@ -87,7 +87,10 @@ def bank_accesses(config: KernelConfig) -> tuple[int, int]:
     scales = [torch.zeros(NVFP4.scale_bytes(rows, K), dtype=torch.uint8) for rows in (M, N)]
     with observe(count_banks=True) as observer:
         grouped_gemm(
-            [zeros(M)], [zeros(N)], scales[:1], scales[1:], backend="emulator:sm_120a", config=config
+            Parts([zeros(M)], scales[:1]),
+            Parts([zeros(N)], scales[1:]),
+            backend="emulator:sm_120a",
+            options=Options(config),
         )
     use = observer.stats[0].banks
     return sum(a.count for a in use.values()), sum(a.count for a in use.conflicts().values())
@@ -97,10 +100,9 @@ def bytes_row(number: int) -> str:
     """Returns a competition case's line: L2 read misses and stored sectors of its launch on RTX PRO 6000 in the default tile."""
     (case,) = select(("competition",), f"nvfp4_group_gemm case {number}")
     config, x = sm120.DEFAULT_CONFIG, empty_operands(case)
-    operands = [list(side) for side in (x.a, x.b, x.a_scale, x.b_scale)]
     (timing,) = modelled_times(
         lambda backend: grouped_gemm(
-            *operands, out=list(x.out), out_dtype=torch.float16, config=config, backend=backend
+            *x.sides, out=list(x.out), out_dtype=torch.float16, options=Options(config), backend=backend
         ),
         RTX_PRO_6000,
     )

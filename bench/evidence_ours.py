@@ -29,6 +29,7 @@ from nvfp4_cute.formats.block_format import NVFP4 as NVFP4_FORMAT
 from nvfp4_cute.formats.codecs import encode_e4m3, encode_ue8m0
 from nvfp4_cute.formats.scale_layout import to_blocked
 from nvfp4_cute.ops import parts as on_parts
+from nvfp4_cute.ops.parts import Options, Parts
 from nvfp4_cute.planning.arch import family_of, mmas_of, simt
 from nvfp4_cute.planning.choose import candidates
 from nvfp4_cute.planning.config import INTERLEAVE, KernelConfig
@@ -98,8 +99,7 @@ class Gemm:
         n = columns_of(self.arch) * (2 if self.weight_layout in INTERLEAVE else 1)
         a_format, b_format = self.formats
         weights = [[_operand(n, generator, b_format) for _ in rows] for _ in range(num_b)]
-        options: dict[str, Any] = {"config": self.config, "backend": f"emulator:{self.arch}"}
-        options |= {"a_format": a_format, "b_format": b_format}
+        options: dict[str, Any] = {"options": Options(self.config), "backend": f"emulator:{self.arch}"}
         options["out_dtype"] = self.out_dtype
         if self.form == "masked":
             a, a_scale = _stacked([_operand(max(rows), generator, a_format) for _ in rows])
@@ -114,18 +114,16 @@ class Gemm:
         pairs = [
             ([w[0] for w in side], [w[1] for w in side]) if is_list else _stacked(side) for side in weights
         ]
+        tokens_of, (first, *second) = Parts(a, a_scale, a_format), [Parts(*pair, b_format) for pair in pairs]
         alpha = torch.ones(len(rows)) if self.has_alpha else None
         if self.weight_layout is None:
             if self.out_m_major:
                 options["out"] = _columns(rows, n, self)
-            on_parts.grouped_gemm(a, pairs[0][0], a_scale, pairs[0][1], alpha=alpha, **options)
+            on_parts.grouped_gemm(tokens_of, first, alpha=alpha, **options)
             return
-        second = pairs[1] if num_b == 2 else (None, None)
-        options["weight_layout"] = self.weight_layout
-        options["limit"] = 7.0 if self.has_limit else None
-        on_parts.grouped_dual_gemm(
-            a, pairs[0][0], second[0], a_scale, pairs[0][1], second[1], alpha, alpha if num_b == 2 else None, **options
-        )  # fmt: skip
+        up = second[0] if second else None
+        w = on_parts.gate_up(first, up, self.weight_layout, alpha, alpha if second else None)
+        on_parts.grouped_dual_gemm(tokens_of, w, limit=7.0 if self.has_limit else None, **options)
 
 
 @dataclass(frozen=True)
@@ -152,7 +150,7 @@ class Simt:
             offs = torch.tensor([self.tokens // 2, self.tokens], dtype=torch.int32)
             nvfp4_cute.grouped_quantize(x, offs, global_scale=torch.ones(2), backend=backend)
         elif self.operation == "w4a16":
-            on_parts.gemm(x, w, None, w_scale, 2.0, out_dtype=self.dtype, backend=backend)
+            on_parts.gemm(x, Parts(w, w_scale), 2.0, out_dtype=self.dtype, backend=backend)
         elif self.operation == "int4":
             name = "bfloat16" if self.dtype == torch.bfloat16 else "float16"
             weights = torch.randn(columns_of(self.arch), K, generator=generator)
@@ -160,10 +158,10 @@ class Simt:
             nvfp4_cute.gemm(x, nvfp4_cute.quantize(weights, format=format), backend=backend)
         elif self.operation == "few_rows":
             a, a_scale = _operand(self.tokens, generator)
-            on_parts.gemm(a, w, a_scale, w_scale, 2.0, out_dtype=self.dtype, backend=backend)
+            on_parts.gemm(Parts(a, a_scale), Parts(w, w_scale), 2.0, out_dtype=self.dtype, backend=backend)
         else:
             a, a_scale = _operand(1, generator)
-            on_parts.gemv(w, a[0], w_scale, a_scale, 2.0, out_dtype=self.dtype, backend=backend)
+            on_parts.gemv(Parts(w, w_scale), Parts(a[0], a_scale), 2.0, out_dtype=self.dtype, backend=backend)
 
 
 Ours = Gemm | Simt

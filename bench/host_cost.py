@@ -22,6 +22,7 @@ import torch
 
 import nvfp4_cute as nv
 from nvfp4_cute.ops import parts
+from nvfp4_cute.ops.parts import Parts
 
 ROWS, N, K, GROUPS = 16, 1024, 1024, 8
 CALLS, ROUNDS, WARM_UP = 30, 60, 10
@@ -47,16 +48,17 @@ def _products(x: torch.Tensor) -> Iterator[tuple[str, Call]]:
     u = nv.quantize(torch.randn(N, K, device="cuda", dtype=torch.bfloat16), global_scale=0.002)
     a, one = nv.quantize(x), nv.quantize(x[:1])
     v, alpha, alpha2 = nv.quantize(x[0]), *torch.ones(2, 1, device="cuda").unbind()
-    yield "gemm", lambda: parts.gemm(a.data, w.data, a.scale, w.scale, alpha)
-    yield "gemm, a number as alpha", lambda: parts.gemm(a.data, w.data, a.scale, w.scale, 0.5)
-    yield "gemm, one row", lambda: parts.gemm(one.data, w.data, one.scale, w.scale, alpha)
-    yield "gemm, NVFP4 result", lambda: parts.gemm(a.data, w.data, a.scale, w.scale, alpha, out_dtype="nvfp4")
-    yield "gemm, 16-bit a", lambda: parts.gemm(x, w.data, None, w.scale, alpha)
-    yield "gemv", lambda: parts.gemv(w.data, v.data, w.scale, v.scale, alpha)
-    yield "gemv, 16-bit b", lambda: parts.gemv(w.data, x[0], w.scale, None, alpha)
-    sides = a.data, w.data, u.data, a.scale, w.scale, u.scale
-    yield "dual_gemm", lambda: parts.dual_gemm(*sides, alpha, alpha2)
-    yield "dual_gemm, NVFP4 result", lambda: parts.dual_gemm(*sides, alpha, alpha2, out_dtype="nvfp4")
+    rows, row, weights, others, vector = (Parts(t.data, t.scale) for t in (a, one, w, u, v))
+    yield "gemm", lambda: parts.gemm(rows, weights, alpha)
+    yield "gemm, a number as alpha", lambda: parts.gemm(rows, weights, 0.5)
+    yield "gemm, one row", lambda: parts.gemm(row, weights, alpha)
+    yield "gemm, NVFP4 result", lambda: parts.gemm(rows, weights, alpha, out_dtype="nvfp4")
+    yield "gemm, 16-bit a", lambda: parts.gemm(x, weights, alpha)
+    yield "gemv", lambda: parts.gemv(weights, vector, alpha)
+    yield "gemv, 16-bit b", lambda: parts.gemv(weights, x[0], alpha)
+    both = parts.gate_up(weights, others, "separate", alpha, alpha2)
+    yield "dual_gemm", lambda: parts.dual_gemm(rows, both)
+    yield "dual_gemm, NVFP4 result", lambda: parts.dual_gemm(rows, both, out_dtype="nvfp4")
     yield "gemm of whole tensors", lambda: nv.gemm(a, w)  # type: ignore[call-overload]
 
 
@@ -70,19 +72,19 @@ def _groups(x: torch.Tensor) -> Iterator[tuple[str, Call]]:
     data, scale = nv.grouped_quantize(rows, offs)
     batch = nv.quantize(rows.view(GROUPS, ROWS, K))
     listed = [nv.quantize(part) for part in rows.split(ROWS)]
-    lists = [x.data for x in listed], list(b.data), [x.scale for x in listed], list(b.scale)
+    lists = Parts([x.data for x in listed], [x.scale for x in listed]), Parts(list(b.data), list(b.scale))
     options = {"out_dtype": "nvfp4"}
     yield "grouped_gemm, list", lambda: parts.grouped_gemm(*lists, alpha=alpha)
     yield "grouped_gemm, list, NVFP4 results", lambda: parts.grouped_gemm(*lists, alpha=alpha, **options)
-    ragged = data, b.data, scale, b.scale, offs
+    ragged = Parts(data, scale), Parts(b.data, b.scale), offs
     yield "grouped_gemm, ragged", lambda: parts.grouped_gemm(*ragged, alpha=alpha)
     yield "grouped_gemm, ragged, NVFP4 results", lambda: parts.grouped_gemm(*ragged, alpha=alpha, **options)
-    masked = batch.data, b.data, batch.scale, b.scale
+    masked = Parts(batch.data, batch.scale), ragged[1]
     yield "grouped_gemm, masked", lambda: parts.grouped_gemm(*masked, masked_m=sizes, alpha=alpha)
-    dual = data, b.data, b2.data, scale, b.scale, b2.scale, alpha, alpha2
-    yield "grouped_dual_gemm, ragged", lambda: parts.grouped_dual_gemm(*dual, offs=offs)
-    dual_lists = lists[0], lists[1], list(b2.data), lists[2], lists[3], list(b2.scale), alpha, alpha2
-    yield "grouped_dual_gemm, list", lambda: parts.grouped_dual_gemm(*dual_lists)
+    both = parts.gate_up(ragged[1], Parts(b2.data, b2.scale), "separate", alpha, alpha2)
+    yield "grouped_dual_gemm, ragged", lambda: parts.grouped_dual_gemm(ragged[0], both, offs)
+    listed_both = parts.gate_up(lists[1], Parts(list(b2.data), list(b2.scale)), "separate", alpha, alpha2)
+    yield "grouped_dual_gemm, list", lambda: parts.grouped_dual_gemm(lists[0], listed_both)
 
 
 def _quantizations(x: torch.Tensor, y: torch.Tensor) -> Iterator[tuple[str, Call]]:

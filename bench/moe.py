@@ -35,7 +35,7 @@ from nvfp4_cute.formats.block_format import FORMATS, MXFP4, MXFP8, BlockFormat
 from nvfp4_cute.formats.block_format import NVFP4 as NVFP4_FORMAT
 from nvfp4_cute.formats.block_scaled import dequantize, quantized_tensor
 from nvfp4_cute.formats.codecs import E4M3_MAX
-from nvfp4_cute.ops.parts import grouped_dual_gemm, grouped_gemm
+from nvfp4_cute.ops.parts import Parts, gate_up, grouped_dual_gemm, grouped_gemm
 from nvfp4_cute.problem import RESULT_FORMATS
 from nvfp4_cute.tuning import stopwatch
 
@@ -133,40 +133,43 @@ def alpha_of(layer: MoE) -> torch.Tensor | None:
     return None if layer.alpha13 is None else layer.alpha13[0]
 
 
+def parts_of(layer: MoE) -> tuple[Parts, Parts]:
+    """Returns the weights of both projections."""
+    format = layer.formats[0]
+    return Parts(layer.w13, layer.w13_scale, format), Parts(layer.w2, layer.w2_scale, format)
+
+
 def ours(model: Model, weights: Weights, batch: Batch) -> Calls:
     """Returns the phases of our layer, each with the results of the earlier ones, and the layer."""
     layer, experts = weights.layer, model.experts
     x, ids, order = batch.x, batch.ids, batch.order
     rows_of = RESULT_FORMATS[layer.activations]
     alpha, offs = alpha_of(layer), order.offs
-    sides: dict[str, Any] = {"a_format": rows_of, "b_format": layer.formats[0]}
-    dual: dict[str, Any] = {"weight_layout": "concatenated", "out_dtype": layer.activations, **sides}
-    (data, scale, _), _ = gather(x, ids, experts, format=rows_of)
+    w13, w2 = parts_of(layer)
+    w = gate_up(w13, None, "concatenated", alpha, alpha)
+    rows_of_all = Parts(*gather(x, ids, experts, format=rows_of)[0][:2], rows_of)
     is_fused = 2 * model.width % 256 == 0
     first: Calls = {}
     if is_fused:
-        first["gate_up"] = lambda: grouped_dual_gemm(
-            data, layer.w13, None, scale, layer.w13_scale, None, alpha, alpha, offs=offs, **dual
-        )  # fmt: skip
+        first["gate_up"] = lambda: grouped_dual_gemm(rows_of_all, w, offs, out_dtype=layer.activations)
     else:
-        product = lambda: grouped_gemm(data, layer.w13, scale, layer.w13_scale, offs, alpha, **sides)
+        product = lambda: grouped_gemm(rows_of_all, w13, offs, alpha)
         h = product()
         first["gate_up"] = product
         first["activate"] = lambda: activate(h, ids, order, format=rows_of)
     hidden = [*first.values()][-1]()
-    second = lambda: grouped_gemm(hidden[0], layer.w2, hidden[1], layer.w2_scale, offs, layer.alpha2, **sides)
+    second = lambda: grouped_gemm(Parts(*hidden[:2], rows_of), w2, offs, layer.alpha2)
     rows = second()
 
     def without_sum() -> Any:
         (data, scale, _), order = gather(x, ids, experts, format=rows_of)
+        given = Parts(data, scale, rows_of)
         if is_fused:
-            hidden = grouped_dual_gemm(
-                data, layer.w13, None, scale, layer.w13_scale, None, alpha, alpha, offs=order.offs, **dual
-            )  # fmt: skip
+            hidden = grouped_dual_gemm(given, w, order.offs, out_dtype=layer.activations)
         else:
-            h = grouped_gemm(data, layer.w13, scale, layer.w13_scale, order.offs, alpha, **sides)
+            h = grouped_gemm(given, w13, order.offs, alpha)
             hidden = activate(h, ids, order, format=rows_of)
-        return grouped_gemm(hidden[0], layer.w2, hidden[1], layer.w2_scale, order.offs, layer.alpha2, **sides)
+        return grouped_gemm(Parts(*hidden[:2], rows_of), w2, order.offs, layer.alpha2)
 
     return {
         "route": lambda: route(batch.logits, model.top_k),
@@ -185,29 +188,27 @@ def weight_only(model: Model, weights: Weights, batch: Batch) -> Calls:
     """Returns the products of 16-bit rows, and the layer, if this GPU has kernels for them."""
     layer, experts = weights.weight_only, model.experts
     x, ids, alpha = batch.x, batch.ids, alpha_of(layer)
-    sides: dict[str, Any] = {"b_format": layer.formats[0]}
+    w13, w2 = parts_of(layer)
     is_fused = 2 * model.width % 256 == 0
 
-    def gate_up(rows: torch.Tensor, order: Permutation) -> torch.Tensor:
+    def gated(rows: torch.Tensor, order: Permutation) -> torch.Tensor:
         if is_fused:
-            return grouped_dual_gemm(
-                rows, layer.w13, None, None, layer.w13_scale, None, alpha, alpha, offs=order.offs,
-                weight_layout="concatenated", **sides,
-            )  # fmt: skip
-        h = grouped_gemm(rows, layer.w13, None, layer.w13_scale, order.offs, alpha, **sides)
+            both = gate_up(w13, None, "concatenated", alpha, alpha)
+            return grouped_dual_gemm(rows, both, order.offs)
+        h = grouped_gemm(rows, w13, order.offs, alpha)
         return activate(h, ids, order).data
 
     def down(rows: torch.Tensor, order: Permutation) -> torch.Tensor:
-        return grouped_gemm(rows, layer.w2, None, layer.w2_scale, order.offs, layer.alpha2, **sides)
+        return grouped_gemm(rows, w2, order.offs, layer.alpha2)
 
     def without_sum() -> torch.Tensor:
         rows, order = gather(x, ids, experts)
-        return down(gate_up(rows.data, order), order)
+        return down(gated(rows.data, order), order)
 
     (rows, *_), order = gather(x, ids, experts)
-    hidden = gate_up(rows, order)
+    hidden = gated(rows, order)
     return {
-        "gate_up, 16 bits": lambda: gate_up(rows, order),
+        "gate_up, 16 bits": lambda: gated(rows, order),
         "down, 16 bits": lambda: down(hidden, order),
         "rows, 16 bits": without_sum,
         "route + layer, 16 bits": lambda: layer(x, *route(batch.logits, model.top_k)),

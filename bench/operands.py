@@ -1,6 +1,6 @@
 """Random operands of a case on a device, in its formats, and bf16 tensors with equal values."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import ceil
@@ -12,6 +12,7 @@ from nvfp4_cute.formats.block_format import NVFP4_PAIR, BlockFormat, Formats
 from nvfp4_cute.formats.block_scaled import BlockScaledTensor, quantized_tensor
 from nvfp4_cute.formats.codecs import encode, encode_e4m3, encode_ue8m0
 from nvfp4_cute.formats.scale_layout import to_blocked
+from nvfp4_cute.operands.whole import Parts
 from nvfp4_cute.problem import new_quantized_data, new_quantized_scale
 from nvfp4_cute.reference import expand_operand
 
@@ -33,6 +34,17 @@ class Operands:
     b2: tuple[torch.Tensor, ...] = ()
     b2_scale: tuple[torch.Tensor, ...] = ()
     formats: Formats = NVFP4_PAIR
+
+    @cached_property
+    def sides(self) -> tuple[Parts, ...]:
+        """Returns ``a``, ``b`` and, of a dual GEMM, the second ``b``: lists with one tensor per group."""
+        of_a, of_b = self.formats
+        given = (self.a, self.a_scale, of_a), (self.b, self.b_scale, of_b), (self.b2, self.b2_scale, of_b)
+        return tuple(Parts([*data], [*scale], format) for data, scale, format in given if data)
+
+    def of_group(self, g: int) -> Iterator[Parts]:
+        """Returns the sides of one group."""
+        return (side._replace(data=side.data[g], scale=side.scale[g]) for side in self.sides)
 
     @cached_property
     def bf16(self) -> tuple[list[torch.Tensor], list[torch.Tensor]]:

@@ -11,6 +11,7 @@ from nvfp4_cute.bench.cases import Case
 from nvfp4_cute.bench.operands import Operands
 from nvfp4_cute.formats.block_scaled import BlockScaledTensor
 from nvfp4_cute.ops import parts
+from nvfp4_cute.ops.parts import Options, Parts
 from nvfp4_cute.planning.arch.simt import FEW_ROWS
 
 NAME = "ours"
@@ -43,66 +44,65 @@ def prepare(case: Case, operands: Operands, backend: str) -> Prepared:
         return _ragged(case, operands, backend)
     if case.operation == "gemm" and case.sizes[0][0] <= FEW_ROWS:
         return _gemm(operands, backend)
-    a, b, a_scale, b_scale, out = map(
-        list, (operands.a, operands.b, operands.a_scale, operands.b_scale, operands.out)
-    )
+    (a, b), out = operands.sides, list(operands.out)
     call = lambda config=None: parts.grouped_gemm(
-        a, b, a_scale, b_scale, config=config, out=out, **_options(operands, backend)
+        a, b, options=Options(config), out=out, **_options(operands, backend)
     )
     return Prepared(call, out)
 
 
 def _options(operands: Operands, backend: str) -> dict[str, Any]:
     """Returns the options of every call."""
-    a_format, b_format = operands.formats
     first = operands.out[0]
     out_dtype = first.dtype if isinstance(first, torch.Tensor) else first.format.name
-    return {"out_dtype": out_dtype, "backend": backend, "a_format": a_format, "b_format": b_format}
+    return {"out_dtype": out_dtype, "backend": backend}
 
 
 def _gemm(operands: Operands, backend: str) -> Prepared:
     """Prepares few rows of activations, for which ``gemm`` may have a different kernel."""
-    (a,), (b,), (a_scale,), (b_scale,), (out,) = (
-        operands.a, operands.b, operands.a_scale, operands.b_scale, operands.out
-    )  # fmt: skip
-    call = lambda: parts.gemm(a, b, a_scale, b_scale, out=out, **_options(operands, backend))
+    (a, b), (out,) = operands.of_group(0), operands.out
+    call = lambda: parts.gemm(a, b, out=out, **_options(operands, backend))
     return Prepared(call, [out])
 
 
 def _weight_only(case: Case, operands: Operands, backend: str) -> Prepared:
     """Prepares rows of bfloat16: ``gemm`` for one group, one grouped product for several."""
-    rows, b, b_scale, out = operands.bf16_a, list(operands.b), list(operands.b_scale), list(operands.out)
-    options = {"out_dtype": out[0].dtype, "b_format": operands.formats[1], "backend": backend}
+    rows, b, out = operands.bf16_a, operands.sides[1], list(operands.out)
+    options = {"out_dtype": out[0].dtype, "backend": backend}
     if case.form == "ragged":
-        x, weights, scales, y = torch.cat(rows), torch.stack(b), torch.stack(b_scale), torch.cat(out)
+        x, weights, y = torch.cat(rows), _stacked(b), torch.cat(out)
         offs, out = _offs(case, x.device), list(y.split([len(one) for one in rows]))
-        call = lambda: parts.grouped_gemm(x, weights, None, scales, offs, out=y, **options)
+        call = lambda: parts.grouped_gemm(x, weights, offs, out=y, **options)
     elif len(rows) == 1:
-        call = lambda: parts.gemm(rows[0], b[0], None, b_scale[0], out=out[0], **options)
+        _, weight = operands.of_group(0)
+        call = lambda: parts.gemm(rows[0], weight, out=out[0], **options)
     else:
-        call = lambda: parts.grouped_gemm(rows, b, None, b_scale, out=out, **options)
+        call = lambda: parts.grouped_gemm(rows, b, out=out, **options)
     return Prepared(call, out)
 
 
 def _gemv(operands: Operands, backend: str) -> Prepared:
     """Prepares the groups as one batch: [M, K/2, L] views of stacked memory."""
-    a = torch.stack(operands.a).permute(1, 2, 0)
-    b = torch.cat(operands.b).T
-    a_scale, b_scale = torch.stack(operands.a_scale), torch.stack(operands.b_scale)
+    a, b = map(_stacked, operands.sides)
+    a, b = a._replace(data=a.data.permute(1, 2, 0)), b._replace(data=b.data.flatten(0, 1).T)
     out = torch.stack(operands.out).squeeze(2).T
-    call = lambda: parts.gemv(a, b, a_scale, b_scale, out=out, **_options(operands, backend))
+    call = lambda: parts.gemv(a, b, out=out, **_options(operands, backend))
     return Prepared(call, [column.unsqueeze(1) for column in out.unbind(1)])
 
 
 def _ragged(case: Case, operands: Operands, backend: str) -> Prepared:
     """Prepares the rows of all groups one after the other, with stacked weights and each group's padded scales."""
-    a, b, out = torch.cat(operands.a), torch.stack(operands.b), torch.cat(operands.out)
-    scales = torch.cat(operands.a_scale), torch.stack(operands.b_scale)
+    (a, b), out = operands.sides, torch.cat(operands.out)
+    a, b = a._replace(data=torch.cat(a.data), scale=torch.cat(a.scale)), _stacked(b)
     rows, offs = [m for m, _, _ in case.sizes], _offs(case, a.device)
     call = lambda config=None: parts.grouped_gemm(
-        a, b, *scales, offs, config=config, out=out, **_options(operands, backend)
+        a, b, offs, options=Options(config), out=out, **_options(operands, backend)
     )
     return Prepared(call, out.split(rows))
+
+
+def _stacked(side: Parts) -> Parts:
+    return side._replace(data=torch.stack(side.data), scale=torch.stack(side.scale))
 
 
 def _offs(case: Case, device: torch.device) -> torch.Tensor:
@@ -111,9 +111,7 @@ def _offs(case: Case, device: torch.device) -> torch.Tensor:
 
 
 def _dual_gemm(operands: Operands, backend: str) -> Prepared:
-    (a,), (b1,), (b2,), (out,) = operands.a, operands.b, operands.b2, operands.out
-    scales = (operands.a_scale[0], operands.b_scale[0], operands.b2_scale[0])
-    call = lambda: parts.dual_gemm(
-        a, b1, b2, *scales, DUAL_ALPHA, DUAL_ALPHA, out=out, **_options(operands, backend)
-    )
+    (a, gate, up), (out,) = operands.of_group(0), operands.out
+    w = parts.gate_up(gate, up, "separate", DUAL_ALPHA, DUAL_ALPHA)
+    call = lambda: parts.dual_gemm(a, w, out=out, **_options(operands, backend))
     return Prepared(call, operands.out)

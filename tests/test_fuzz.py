@@ -7,6 +7,7 @@ import json
 from collections.abc import Iterable
 from dataclasses import replace
 
+import flat_parts as parts
 import pytest
 import torch
 from fuzz.calls import ARCHS, MEMBERS, OPERATIONS, SMALLER, Call, Limits, draw
@@ -14,7 +15,6 @@ from fuzz.compare import failure_of, outcome
 from fuzz.rounds import Plan, Round, pieces
 
 from nvfp4_cute.emulator.fronts.launch_shim import shim_is_built
-from nvfp4_cute.ops import parts
 
 # Calls of one kind in a test, number of kinds, and the kind that runs without the slow tests.
 CHUNK, CHUNKS, FAST = 25, 80, 2

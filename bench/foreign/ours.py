@@ -10,6 +10,7 @@ from nvfp4_cute.bench.foreign.compare import compare
 from nvfp4_cute.bench.foreign.operands import GroupedOperands
 from nvfp4_cute.gpus.targets import Target
 from nvfp4_cute.ops import parts
+from nvfp4_cute.ops.parts import Parts
 from nvfp4_cute.roofline.modelled import modelled_times
 
 NAME = "ours"
@@ -21,7 +22,7 @@ def record(case: Case, operands: GroupedOperands, target: Target) -> dict[str, A
     operands.out.fill_(torch.nan)
     timings = modelled_times(
         lambda backend: parts.grouped_gemm(
-            operands.a, operands.b, operands.a_scale, operands.b_scale, operands.offs(),
+            Parts(operands.a, operands.a_scale), Parts(operands.b, operands.b_scale), operands.offs(),
             out=operands.out, out_dtype=case.out_dtype, backend=backend,
         ),
         target,

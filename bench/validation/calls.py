@@ -14,6 +14,7 @@ from nvfp4_cute.bench.layers import empty_experts
 from nvfp4_cute.bench.moe import Model
 from nvfp4_cute.formats.block_format import NVFP4
 from nvfp4_cute.ops import parts
+from nvfp4_cute.ops.parts import Parts
 
 SEED = 5
 Call = Callable[[str], object]
@@ -63,32 +64,36 @@ def _rows(device: torch.device, *shape: int) -> torch.Tensor:
     return torch.randn(shape, device=device, generator=generator).bfloat16()
 
 
-def _operand(device: torch.device, rows: int, k: int, *batches: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Returns data and blocked scales, [*batches, rows, K]."""
+def _operand(device: torch.device, rows: int, k: int, *batches: int) -> Parts:
+    """Returns an operand with blocked scales, [*batches, rows, K]."""
     data = _bytes(device, *batches, rows, NVFP4.row_bytes(k))
-    return data, _scales(device, *batches, *NVFP4.scale_shape(rows, k))
+    return Parts(data, _scales(device, *batches, *NVFP4.scale_shape(rows, k)))
 
 
 def _gemm(device: torch.device, m: int, n: int, k: int) -> Call:
-    (a, a_scale), (b, b_scale) = _operand(device, m, k), _operand(device, n, k)
-    return lambda backend: parts.gemm(a, b, a_scale, b_scale, backend=backend)
+    a, b = _operand(device, m, k), _operand(device, n, k)
+    return lambda backend: parts.gemm(a, b, backend=backend)
 
 
 def _dual_gemm(device: torch.device, m: int, n: int, k: int) -> Call:
-    (a, a_scale), (b, b_scale), (b2, b2_scale) = (_operand(device, rows, k) for rows in (m, n, n))
-    return lambda backend: parts.dual_gemm(a, b, b2, a_scale, b_scale, b2_scale, backend=backend)
+    a, gate, up = (_operand(device, rows, k) for rows in (m, n, n))
+    w = parts.gate_up(gate, up)
+    return lambda backend: parts.dual_gemm(a, w, backend=backend)
 
 
 def _w4a16(device: torch.device, m: int, n: int, k: int) -> Call:
-    x, (b, b_scale) = _rows(device, m, k), _operand(device, n, k)
-    return lambda backend: parts.gemm(x, b, None, b_scale, backend=backend)
+    x, b = _rows(device, m, k), _operand(device, n, k)
+    return lambda backend: parts.gemm(x, b, backend=backend)
 
 
 def _gemv(device: torch.device, m: int, k: int, batches: int) -> Call:
     matrix = _bytes(device, batches, m, NVFP4.row_bytes(k)).permute(1, 2, 0)
     vector = _bytes(device, batches, NVFP4.row_bytes(k)).T
-    scales = [_scales(device, batches, *NVFP4.scale_shape(rows, k)) for rows in (m, 1)]
-    return lambda backend: parts.gemv(matrix, vector, *scales, backend=backend)
+    a, b = (
+        Parts(data, _scales(device, batches, *NVFP4.scale_shape(rows, k)))
+        for data, rows in ((matrix, m), (vector, 1))
+    )
+    return lambda backend: parts.gemv(a, b, backend=backend)
 
 
 def _sizes(groups: int, mean: int) -> list[int]:
@@ -99,10 +104,10 @@ def _sizes(groups: int, mean: int) -> list[int]:
 def _ragged(device: torch.device, groups: int, mean: int, n: int, k: int) -> Call:
     rows = _sizes(groups, mean)
     a = _bytes(device, sum(rows), NVFP4.row_bytes(k))
-    a_scale = _scales(device, *NVFP4.ragged_scale_shape(sum(rows), k, groups))
-    b, b_scale = _operand(device, n, k, groups)
+    given = Parts(a, _scales(device, *NVFP4.ragged_scale_shape(sum(rows), k, groups)))
+    b = _operand(device, n, k, groups)
     offs = torch.tensor(list(accumulate(rows)), dtype=torch.int32, device=device)
-    return lambda backend: parts.grouped_gemm(a, b, a_scale, b_scale, offs, backend=backend)
+    return lambda backend: parts.grouped_gemm(given, b, offs, backend=backend)
 
 
 def _list(device: torch.device, groups: int, mean: int, n: int, k: int) -> Call:
@@ -110,16 +115,16 @@ def _list(device: torch.device, groups: int, mean: int, n: int, k: int) -> Call:
         [_operand(device, m, k) for m in _sizes(groups, mean)],
         [_operand(device, n, k) for _ in range(groups)],
     ]
-    a, b, a_scale, b_scale = ([pair[part] for pair in side] for part in (0, 1) for side in sides)
-    return lambda backend: parts.grouped_gemm(a, b, a_scale, b_scale, backend=backend)
+    a, b = (Parts([x.data for x in side], [x.scale for x in side]) for side in sides)
+    return lambda backend: parts.grouped_gemm(a, b, backend=backend)
 
 
 def _ragged_16bit(device: torch.device, groups: int, mean: int, n: int, k: int) -> Call:
     rows = _sizes(groups, mean)
     x = _rows(device, sum(rows), k)
-    b, b_scale = _operand(device, n, k, groups)
+    b = _operand(device, n, k, groups)
     offs = torch.tensor(list(accumulate(rows)), dtype=torch.int32, device=device)
-    return lambda backend: parts.grouped_gemm(x, b, None, b_scale, offs, backend=backend)
+    return lambda backend: parts.grouped_gemm(x, b, offs, backend=backend)
 
 
 def _quantize(device: torch.device, m: int, k: int) -> Call:

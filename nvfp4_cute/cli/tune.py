@@ -1,7 +1,7 @@
 """`nvfp4-cute tune`: finds the fastest config of benchmark cases or of a shape, measured or modelled, for later calls."""
 
 import argparse
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Any
@@ -12,7 +12,7 @@ import nvfp4_cute
 from nvfp4_cute import backends, env
 from nvfp4_cute.bench.cases import RESULT_DTYPES, Case, select, shape_case
 from nvfp4_cute.bench.modelled import stated_error
-from nvfp4_cute.bench.operands import Operands, empty_operands, make_operands
+from nvfp4_cute.bench.operands import empty_operands, make_operands
 from nvfp4_cute.formats.block_format import NVFP4_PAIR, Formats
 from nvfp4_cute.gpus import targets
 from nvfp4_cute.gpus.targets import Target
@@ -136,35 +136,27 @@ def arguments(work: Work, device: torch.device) -> tuple[Callable[..., Any], lis
     if form == "masked":
         case = replace(case, sizes=tuple((max(rows), n, k) for _, n, k in case.sizes))
     operands = make_operands(case, device, 0) if device.type == "cuda" else empty_operands(case)
-    a_format, b_format = case.formats
-    options: dict[str, Any] = {
-        "out_dtype": RESULT_DTYPES[work.out],
-        "a_format": a_format,
-        "b_format": b_format,
-    }
+    options: dict[str, Any] = {"out_dtype": RESULT_DTYPES[work.out]}
     if form == "ragged":
         options["offs"] = torch.tensor(list(accumulate(rows)), dtype=torch.int32, device=device)
     elif form == "masked":
         options["masked_m"] = torch.tensor(rows, dtype=torch.int32, device=device)
     name = "dual_gemm" if case.operation == "dual_gemm" else "gemm"
     operation = getattr(parts, name if form == "batched" else f"grouped_{name}")
-    return operation, list(_arranged(operands, form)), options
+    a, *weights = (_arranged(side, form, of_rows=i == 0) for i, side in enumerate(operands.sides))
+    return operation, [a, parts.gate_up(*weights) if len(weights) > 1 else weights[0]], options
 
 
-def _arranged(operands: Operands, form: Form) -> Iterator[Any]:
-    """Iterates over operands, then scales, in the order of every operation's arguments."""
-    for data in (True, False):
-        tokens, *weights = (
-            (operands.a, operands.b, operands.b2)
-            if data
-            else (operands.a_scale, operands.b_scale, operands.b2_scale)
-        )
-        for side in (tokens, *filter(None, weights)):
-            if form == "list":
-                yield list(side)
-            elif form == "ragged" and side is tokens:
-                yield torch.cat(side)
-            elif form == "batched" and side[0].ndim == 2:  # data, and scales that are not blocked
-                yield torch.stack(side).permute(1, 2, 0)
-            else:
-                yield torch.stack(side)
+def _arranged(side: parts.Parts, form: Form, of_rows: bool) -> parts.Parts:
+    """Returns one operand as a form takes it."""
+
+    def arranged(tensors: list[torch.Tensor]) -> torch.Tensor:
+        if form == "ragged" and of_rows:
+            return torch.cat(tensors)
+        stacked = torch.stack(tensors)
+        is_2d = tensors[0].ndim == 2  # data, and scales that are not blocked
+        return stacked.permute(1, 2, 0) if form == "batched" and is_2d else stacked
+
+    if form == "list":
+        return side
+    return side._replace(data=arranged(side.data), scale=arranged(side.scale))

@@ -23,7 +23,14 @@ from nvfp4_cute.experts.gather import gather, quantize_rows
 from nvfp4_cute.experts.middle import activate
 from nvfp4_cute.experts.new_rows import ExpertRows
 from nvfp4_cute.experts.permutation import Permutation
-from nvfp4_cute.experts.records import LAYOUTS, Activations, ExpertLayout, Experts, LayerOfExperts
+from nvfp4_cute.experts.records import (
+    LAYOUTS,
+    Activations,
+    ExpertLayout,
+    Experts,
+    LayerOfExperts,
+    Weights,
+)
 from nvfp4_cute.experts.weights import per_expert, product_factors
 from nvfp4_cute.formats.block_format import (
     BFLOAT16,
@@ -41,8 +48,10 @@ from nvfp4_cute.formats.global_scale import PER_ROW
 from nvfp4_cute.launch import tuned
 from nvfp4_cute.launch.plan import config_of
 from nvfp4_cute.operands import rules as checks
+from nvfp4_cute.operands.whole import Parts
+from nvfp4_cute.ops.options import Options
 from nvfp4_cute.ops.parts import composed_dual, dequantized
-from nvfp4_cute.ops.parts.dual_gemm import grouped_dual_gemm
+from nvfp4_cute.ops.parts.dual_gemm import gate_up, grouped_dual_gemm
 from nvfp4_cute.ops.parts.grouped_gemm import grouped_gemm
 from nvfp4_cute.planning.config import KernelConfig
 from nvfp4_cute.problem import Gate, GroupedProblem, OutDtype
@@ -221,13 +230,14 @@ class LocalExperts:
         data, scale, row_scale = rows
         configs = self._configs(mean_rows, dtype, backend, data.device)
         if self.is_fused and not self._dequantizes_first(data, configs[0], backend):
-            fused_layout: Any = self.weight_layout
+            alphas = self.gate_alpha, self.up_alpha
+            w13 = gate_up(_parts_of(self.w13), None, self.weight_layout, *alphas)
             out_dtype = self._hidden_dtype(dtype, backend, data.device)
             hidden = grouped_dual_gemm(
-                data, self.w13.data, None, scale, self.w13.scale, None, self.gate_alpha, self.up_alpha, offs=order.offs,
-                row_scale=row_scale, bias=self.bias13, activation=self.activation.function, limit=self.activation.limit,
-                weight_layout=fused_layout, out_dtype=out_dtype, out_global_scale=self.hidden_scale, a_format=self._a_format,
-                b_format=self.w13.format, early_weights=order.is_older, backend=backend, config=configs[0],
+                Parts(data, scale, self._a_format, row_scale), w13, order.offs, bias=self.bias13,
+                activation=self.activation.function, limit=self.activation.limit,
+                out_dtype=out_dtype, out_global_scale=self.hidden_scale, backend=backend,
+                options=Options(configs[0], order.is_older),
             )  # fmt: skip
             if isinstance(hidden, torch.Tensor) and self.has_row_scales:
                 hidden = activate(
@@ -240,9 +250,8 @@ class LocalExperts:
             hidden = self._two_launches(rows, ids, order, dtype, first_expert, backend, configs[0])
         hidden, hidden_sf, hidden_factor = ExpertRows(*hidden)
         return grouped_gemm(
-            hidden, self.w2.data, hidden_sf, self.w2.scale, order.offs, self.alpha2, out_dtype=dtype,
-            row_scale=hidden_factor, a_format=self._a_format, b_format=self.w2.format, early_weights=True, backend=backend,
-            config=configs[1],
+            Parts(hidden, hidden_sf, self._a_format, hidden_factor), _parts_of(self.w2), order.offs, self.alpha2,
+            out_dtype=dtype, backend=backend, options=Options(configs[1], prefetch_weights=True),
         )  # fmt: skip
 
     def _dequantizes_first(self, rows: torch.Tensor, config: KernelConfig | None, backend: str) -> bool:
@@ -284,9 +293,8 @@ class LocalExperts:
         """Computes the first product, then its activation, quantized unless rows have 16 bits."""
         gate_layout: Any = self.weight_layout
         h = grouped_gemm(
-            rows.data, self.w13.data, rows.scale, self.w13.scale, order.offs, self.gate_alpha, out_dtype=dtype,
-            row_scale=rows.row_scale, a_format=self._a_format, b_format=self.w13.format, early_weights=order.is_older,
-            backend=backend, config=config,
+            Parts(rows.data, rows.scale, self._a_format, rows.row_scale), _parts_of(self.w13), order.offs, self.gate_alpha,
+            out_dtype=dtype, backend=backend, options=Options(config, order.is_older),
         )  # fmt: skip
         quantizes = self.row_format is not None and not self._has_rowmajor_scales
         factor = PER_ROW if self.has_row_scales else self.hidden_scale
@@ -296,6 +304,10 @@ class LocalExperts:
             first_expert=first_expert, backend=backend,
         )  # fmt: skip
         return made if quantizes else quantize_rows(made.data, self.row_format, backend)
+
+
+def _parts_of(weights: Weights) -> Parts:
+    return Parts(weights.data, weights.scale, weights.format)
 
 
 @lru_cache(maxsize=1024)

@@ -41,6 +41,7 @@ from nvfp4_cute.formats.block_format import (
 )
 from nvfp4_cute.formats.block_scaled import check_is_tensor
 from nvfp4_cute.operands.rules import addable_bias, check_tensors
+from nvfp4_cute.operands.whole import Parts
 from nvfp4_cute.ops.parts.gemm import gemm
 from nvfp4_cute.ops.parts.grouped_gemm import grouped_gemm
 
@@ -477,16 +478,9 @@ def _product(mat_a, mat_b, a: _Side, b: _Side, bias, out_dtype) -> torch.Tensor:
         raise ValueError(
             f"bias is {bias.dtype} {tuple(bias.shape)}; expected floats of shape {tuple(mat_b.shape[1:])}"
         )
-    return gemm(
-        mat_a,
-        _columns(mat_b),
-        *_scales_of_rows(mat_a, mat_b, a, b),
-        _factor(a, b, 1, mat_a.device),
-        bias=addable_bias(bias),
-        a_format=a.format,
-        b_format=b.format,
-        out_dtype=out_dtype,
-    )
+    a_scale, b_scale = _scales_of_rows(mat_a, mat_b, a, b)
+    rows, weights = Parts(mat_a, a_scale, a.format), Parts(_columns(mat_b), b_scale, b.format)
+    return gemm(rows, weights, _factor(a, b, 1, mat_a.device), bias=addable_bias(bias), out_dtype=out_dtype)
 
 
 def _grouped_product(mat_a, mat_b, a: _Side, b: _Side, offs, bias, out_dtype) -> torch.Tensor:
@@ -505,17 +499,17 @@ def _grouped_product(mat_a, mat_b, a: _Side, b: _Side, offs, bias, out_dtype) ->
         )
     rows = _columns(mat_b)
     factor = _factor(a, b, len(rows), mat_a.device)
-    formats = {"a_format": a.format, "b_format": b.format, "out_dtype": out_dtype}
     if offs is not None:
         # Flat scales are those of all groups by the rule of this signature.
         b_scale = b.scale.view(len(rows), -1) if b.scale.ndim == 1 and len(rows) else b.scale
-        return grouped_gemm(mat_a, rows, a.scale, b_scale, offs, factor, **formats)
-    batches = (mat_a.permute(1, 2, 0), rows.permute(1, 2, 0), _batched(a, mat_a), _batched(b, rows))
-    return gemm(*batches, factor, **formats).permute(2, 0, 1)
+        first, second = Parts(mat_a, a.scale, a.format), Parts(rows, b_scale, b.format)
+        return grouped_gemm(first, second, offs, factor, out_dtype=out_dtype)
+    return gemm(_batched(a, mat_a), _batched(b, rows), factor, out_dtype=out_dtype).permute(2, 0, 1)
 
 
-def _batched(side: _Side, operand: torch.Tensor) -> torch.Tensor:
-    """Returns scales of [G, rows, K] for ``gemm``: [G, rm, rk, 32, 4, 4]."""
+def _batched(side: _Side, operand: torch.Tensor) -> Parts:
+    """Returns [G, rows, K] for ``gemm``: data [rows, K, G] and scales [G, rm, rk, 32, 4, 4]."""
     groups, rows, row_bytes = operand.shape
     k = side.format.elements(row_bytes)
-    return side.scale.reshape(groups, *side.format.scale_shape(rows, k))
+    scale = side.scale.reshape(groups, *side.format.scale_shape(rows, k))
+    return Parts(operand.permute(1, 2, 0), scale, side.format)

@@ -18,7 +18,7 @@ from nvfp4_cute.nn.rounded import ROUNDED_FORMATS, PreparedRows, rounded
 from nvfp4_cute.nn.state import KeepsBits
 from nvfp4_cute.nn.weights import scales_of, words_of
 from nvfp4_cute.operands.rules import check_choice, check_tensors
-from nvfp4_cute.operands.whole import times
+from nvfp4_cute.operands.whole import Parts
 from nvfp4_cute.ops.parts.grouped_gemm import grouped_gemm
 from nvfp4_cute.ops.quantize import grouped_quantize as grouped_quantize_rows
 from nvfp4_cute.ops.quantize import grouped_quantize_parts as grouped_quantize
@@ -85,8 +85,9 @@ class Projection(KeepsBits):
                 y[part] = functional.linear(rows.data[part], self.data[e].to(dtype), of_e)
             return y
         y = grouped_gemm(
-            rows.data, self.data, rows.scale, scales_of(self.scale, self.format), offs, times(None, rows.factor, self.factor),
-            a_format=rows.format, b_format=self.format, row_scale=rows.row_scale, out_dtype=dtype, backend=backend,
+            Parts(rows.data, rows.scale, rows.format, rows.row_scale, rows.factor),
+            Parts(self.data, scales_of(self.scale, self.format), self.format, None, self.factor),
+            offs, out_dtype=dtype, backend=backend,
         )  # fmt: skip
         return y if bias is None else y + bias[own]
 

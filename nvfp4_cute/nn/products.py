@@ -11,8 +11,10 @@ from nvfp4_cute.formats.block_format import TMA_ALIGN_BYTES, BlockFormat
 from nvfp4_cute.formats.block_scaled import BlockScaledTensor
 from nvfp4_cute.formats.global_scale import PER_ROW
 from nvfp4_cute.nn.activations import LayerMode, Mode, rows_format
+from nvfp4_cute.operands.whole import Parts
 from nvfp4_cute.ops.global_scale import find_global_scale
-from nvfp4_cute.ops.parts.dual_gemm import dual_gemm
+from nvfp4_cute.ops.options import GateUp, Options
+from nvfp4_cute.ops.parts.dual_gemm import dual_gemm, gate_up
 from nvfp4_cute.ops.parts.gemm import gemm
 from nvfp4_cute.ops.quantize import find_and_quantize, quantize
 from nvfp4_cute.problem import Activation
@@ -24,6 +26,8 @@ ALIGN_ELEMENTS = TMA_ALIGN_BYTES // KERNEL_DTYPE.itemsize
 # Largest number of rows for which the launch of gate and up also quantizes. Measured on an H100 (``bench/notes``): from about
 # 100 rows on, 16-bit results and a separate launch that quantizes are faster.
 QUANTIZED_HIDDEN_ROWS = 96
+# The launch that quantizes rows writes no weights.
+EARLY = Options(prefetch_weights=True)
 
 
 def product(
@@ -61,8 +65,8 @@ def product(
         if has_row_scales(mode):
             q = _quantized(x, None, mode, backend)
             of_rows = q.global_scale
-            how: Any = {"out_dtype": torch.float32, "early_weights": True, "backend": backend}
-            sums = gemm(q.data, weight, q.scale, weight_scale, one, **how)
+            how: Any = {"out_dtype": torch.float32, "backend": backend, "options": EARLY}
+            sums = gemm(Parts(q.data, q.scale), Parts(weight, weight_scale), one, **how)
         else:
             sums = product(
                 x, weight, weight_scale, one, input_global_scale, False, mode, torch.float32, backend
@@ -82,19 +86,16 @@ def product(
 def _product(
     x, weight, weight_scale, alpha, input_global_scale, finds_input_scale, mode, out_dtype, backend, bias
 ) -> torch.Tensor:
+    w = Parts(weight, weight_scale)
     if mode == "16bit":
-        return gemm(
-            aligned(x), weight, None, weight_scale, alpha, bias=bias, out_dtype=out_dtype, backend=backend
-        )
+        return gemm(aligned(x), w, alpha, bias=bias, out_dtype=out_dtype, backend=backend)
     q: BlockScaledTensor
     if finds_input_scale:
         q, (alpha,) = find_and_quantize(x, alpha, format=_format(mode), backend=backend)
     else:
         q = _quantized(x, input_global_scale, mode, backend)
-    return gemm(
-        q.data, weight, q.scale, weight_scale, alpha,
-        row_scale=_row_scale(q, mode), bias=bias, out_dtype=out_dtype, early_weights=True, backend=backend,
-    )  # fmt: skip
+    rows = Parts(q.data, q.scale, row_scale=_row_scale(q, mode))
+    return gemm(rows, w, alpha, bias=bias, out_dtype=out_dtype, backend=backend, options=EARLY)
 
 
 def product_of_format(
@@ -120,12 +121,12 @@ def product_of_format(
 
 
 def _product_of_format(x, weight, scale, bias, format, mode, out_dtype, backend) -> torch.Tensor:
-    options: dict[str, Any] = {"bias": bias, "b_format": format, "out_dtype": out_dtype, "backend": backend}
+    w, options = Parts(weight, scale, format), {"bias": bias, "out_dtype": out_dtype, "backend": backend}
     if mode == "16bit":
-        return gemm(aligned(x), weight, None, scale, **options)
+        return gemm(aligned(x), w, **options)
     own = rows_format(format)
     q = quantize(x, format=own, backend=backend)
-    return gemm(q.data, weight, q.scale, scale, a_format=own, **options)
+    return gemm(Parts(q.data, q.scale, own), w, **options)
 
 
 def _format(mode: Mode) -> Any:
@@ -168,6 +169,12 @@ class Weights(NamedTuple):
     data: torch.Tensor
     scale: torch.Tensor
     alpha: torch.Tensor
+
+
+def _gate_up(gate: Weights, up: Weights) -> GateUp:
+    """Returns the weights of both projections as ``dual_gemm`` takes them."""
+    one, other = (Parts(w.data, w.scale) for w in (gate, up))
+    return gate_up(one, other, gate_alpha=gate.alpha, up_alpha=up.alpha)
 
 
 def gated_product(
@@ -216,9 +223,7 @@ def _gated_product(
 ) -> torch.Tensor:  # fmt: skip
     sides: dict[str, Any] = {"activation": activation, "backend": backend}
     if mode == "16bit":
-        h = dual_gemm(
-            aligned(x), gate.data, up.data, None, gate.scale, up.scale, gate.alpha, up.alpha, out_dtype=x.dtype, **sides
-        )  # fmt: skip
+        h = dual_gemm(aligned(x), _gate_up(gate, up), out_dtype=x.dtype, **sides)
         return product(h, down.data, down.scale, down.alpha, None, False, mode, out_dtype, backend, bias)
     q: BlockScaledTensor
     if finds_input_scale:
@@ -226,15 +231,13 @@ def _gated_product(
         gate, up = (side._replace(alpha=alpha) for side, alpha in zip((gate, up), alphas, strict=True))
     else:
         q = _quantized(x, input_global_scale, mode, backend)
-    sides |= {"early_weights": True, "row_scale": _row_scale(q, mode)}
-    first = (q.data, gate.data, up.data, q.scale, gate.scale, up.scale, gate.alpha, up.alpha)
+    sides["options"] = EARLY
+    first = Parts(q.data, q.scale, row_scale=_row_scale(q, mode)), _gate_up(gate, up)
     can_quantize = not finds_hidden_scale and not has_row_scales(mode) and not is_batch_invariant()
     if can_quantize and len(x) <= QUANTIZED_HIDDEN_ROWS:
         hidden = dual_gemm(*first, out_dtype=mode, out_global_scale=hidden_global_scale, **sides)
-        return gemm(
-            hidden.data, down.data, hidden.scale, down.scale, down.alpha,
-            bias=bias, out_dtype=out_dtype, early_weights=True, backend=backend,
-        )  # fmt: skip
+        rows, w = Parts(hidden.data, hidden.scale), Parts(down.data, down.scale)
+        return gemm(rows, w, down.alpha, bias=bias, out_dtype=out_dtype, backend=backend, options=EARLY)
     h = dual_gemm(*first, out_dtype=x.dtype, **sides)
     how = (hidden_global_scale, finds_hidden_scale, mode)
     return product(h, down.data, down.scale, down.alpha, *how, out_dtype, backend, bias)

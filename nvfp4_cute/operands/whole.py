@@ -3,75 +3,80 @@
 Nothing is copied from the host: factors are multiplied on the device.
 """
 
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
 
 from nvfp4_cute.errors import UnsupportedProblem
-from nvfp4_cute.formats.block_format import INT8, NVFP4, BlockFormat, as_format
+from nvfp4_cute.formats.block_format import INT8, NVFP4, BlockFormat
 from nvfp4_cute.formats.block_scaled import BLOCK_SCALED, BlockScaledTensor, ScaleLayout
 from nvfp4_cute.operands.numbers_on_device import numbers_on
-from nvfp4_cute.operands.rules import ACTIVATION_DTYPES, check_formats
-from nvfp4_cute.problem import OutDtype, check_early_weights
+from nvfp4_cute.operands.rules import ACTIVATION_DTYPES
+from nvfp4_cute.problem import OutDtype
 
 
 class Parts(NamedTuple):
-    """Parts of one operand.
+    """One operand of the operations on parts, or one of every group as lists.
 
     Attributes:
-        data, scale, format: data, block scales and format.
-        global_scale: float32 factor, or [G] for a list; None without.
-        row_scale: instead of it, a global scale per row, [rows] or [batches, rows], or a list of them; None without.
+        data: bytes of the elements; 16-bit values where there is no ``scale``.
+        scale: block scales.
+        format: format of data and scales; 16-bit values have none.
+        row_scale: a global scale per row, [rows] or [batches, rows], or a list of them; only rows ``a`` may have one.
+        global_scale: float32 factor of the results, or [G] for a list.
     """
 
     data: Any
-    scale: Any
-    global_scale: torch.Tensor | None
-    format: BlockFormat
+    scale: Any = None
+    format: BlockFormat = NVFP4
     row_scale: Any = None
+    global_scale: torch.Tensor | None = None
 
 
-def parts(given: Any, scale: Any, layout: ScaleLayout, format: BlockFormat = NVFP4) -> Parts:
-    """Returns the parts of a whole tensor, with its scale in ``layout``, or the given parts, which have format ``format``.
+ABSENT = Parts(None)
+Split = Callable[[Any, ScaleLayout], Parts]
 
-    A tensor without a ``scale`` argument is whole. A list of whole tensors has one format. Raises ValueError if it does not, or
-    if ``format`` is given and differs.
+
+def parts(given: Any, layout: ScaleLayout) -> Parts:
+    """Returns the parts of a whole tensor or of a list of them, with scales in ``layout``; given parts as they are.
+
+    16-bit values are data alone. Raises ValueError if the tensors of a list differ in format.
     """
-    if scale is not None:
-        return Parts(given, scale, None, format)
+    if type(given) is Parts:
+        return given
     if isinstance(given, BlockScaledTensor):
-        if format is not NVFP4:
-            _check_own_format(given, format)
-        of_all = given.data, _scale_of(given, layout)
+        of_all = given.data, _scale_of(given, layout), given.format
         if given.has_row_scales:
-            return Parts(*of_all, None, given.format, _row_scale(given))
-        return Parts(*of_all, given.global_scale, given.format)
+            return Parts(*of_all, _row_scale(given))
+        return Parts(*of_all, None, given.global_scale)
     if isinstance(given, list | tuple) and given and BLOCK_SCALED.issuperset(map(type, given)):
-        other = next((g for g, x in enumerate(given) if x.format != given[0].format), None)
-        if other is not None:
+        return _listed(given, layout)
+    return Parts(given)
+
+
+def _listed(given: Sequence[BlockScaledTensor], layout: ScaleLayout) -> Parts:
+    """Returns the parts of one whole tensor per group."""
+    first = given[0].format
+    other = next((g for g, x in enumerate(given) if x.format != first), None)
+    if other is not None:
+        raise ValueError(
+            f"group 0 is {first.title} and group {other} {given[other].format.title}; the groups of a call have "
+            "one format: quantize them alike, or make two calls"
+        )
+    of_all = [x.data for x in given], [_scale_of(x, layout) for x in given], first
+    if any(x.has_row_scales for x in given):
+        without = next((g for g, x in enumerate(given) if not x.has_row_scales), None)
+        if without is not None:
             raise ValueError(
-                f"group 0 is {given[0].format.title} and group {other} {given[other].format.title}; the groups of a call have "
-                "one format: quantize them alike, or make two calls"
+                f"group {without} has no global scale per row, and others have; the groups of a call are quantized alike"
             )
-        _check_own_format(given[0], format)
-        scales = [_scale_of(x, layout) for x in given]
-        if any(x.has_row_scales for x in given):
-            without = next((g for g, x in enumerate(given) if not x.has_row_scales), None)
-            if without is not None:
-                raise ValueError(
-                    f"group {without} has no global scale per row, and others have; the groups of a call are quantized alike"
-                )
-            return Parts([x.data for x in given], scales, None, given[0].format, [*map(_row_scale, given)])
-        factors = [x.global_scale for x in given]
-        if all(factor is None for factor in factors):
-            stacked = None
-        else:
-            device = given[0].data.device
-            stacked = torch.stack(
-                [torch.ones((), dtype=torch.float32, device=device) if f is None else f for f in factors]
-            )
-        return Parts([x.data for x in given], scales, stacked, given[0].format)
-    return Parts(given, scale, None, format)
+        return Parts(*of_all, [*map(_row_scale, given)])
+    factors = [x.global_scale for x in given]
+    if all(factor is None for factor in factors):
+        return Parts(*of_all)
+    one = torch.ones((), dtype=torch.float32, device=given[0].data.device)
+    return Parts(*of_all, None, torch.stack([one if f is None else f for f in factors]))
 
 
 def _row_scale(given: BlockScaledTensor) -> torch.Tensor | None:
@@ -80,52 +85,60 @@ def _row_scale(given: BlockScaledTensor) -> torch.Tensor | None:
     return found[:, 0] if found is not None and given.scale_layout == "ragged" else found
 
 
-def refuse_row_scales(name: str, *operands: Parts) -> None:
-    """Raises UnsupportedProblem for weights with a global scale per row."""
-    if any(one.row_scale is not None for one in operands):
-        raise UnsupportedProblem(
-            f'{name} has a global scale per row (global_scale="per_row"), which only a may have: quantize weights with '
-            '"auto", or "per_batch" for those of several experts'
-        )
-
-
-def _check_own_format(whole: BlockScaledTensor, format: BlockFormat) -> None:
-    format = as_format("format", format)
-    check_formats(format=whole.format, takes_rows=True)
-    is_default = format.name == NVFP4.name
-    if not is_default and format.name != whole.format.name:
-        raise ValueError(
-            f"{format.title} is given as the format of a whole tensor, which is {whole.format.title}; a whole tensor has its "
-            "own: leave a_format and b_format out"
-        )
-
-
-def check_rows_format(name: str, rows: Any, scale: Any, format: BlockFormat) -> None:
-    """Raises ValueError if a format is given for 16-bit rows, which have no ``scale`` and no format."""
-    format = as_format(f"{name}_format", format)
-    first = rows[0] if isinstance(rows, list | tuple) and rows else rows
-    is_plain = scale is None and isinstance(first, torch.Tensor) and first.dtype in ACTIVATION_DTYPES
-    if is_plain and format.name != NVFP4.name:
-        raise ValueError(
-            f"{name}_format={format.title} with {first.dtype} {name}: values of 16 bits have no format; leave it out, or "
-            f"quantize(x, format={format.record})"
-        )
-
-
-def scale_or_room(scale: Any, data: Any, out_dtype: OutDtype, format: BlockFormat, k_axis: int = 1) -> Any:
-    """Returns ``scale``, or unused memory for one if it is None and results are sums of integers, which read no scale.
+def operands_of(
+    layout: ScaleLayout, out_dtype: OutDtype, a: Any, b: Any, b2: Any = None, *, split: Split = parts
+) -> tuple[Parts, Parts, Parts]:
+    """Returns the parts of a product's operands.
 
     Args:
-        scale: the given scale.
-        data: data of one operand, or a list.
-        out_dtype: dtype of the results.
-        format: format of the operand.
-        k_axis: dimension of K in a tensor with three dimensions.
+        layout: layout of block scales.
+        out_dtype: dtype of the results. Sums of integers read no scales: ``a`` and ``b`` may have none.
+        a: rows.
+        b: weights.
+        b2: second weights of a dual GEMM, or None.
+        split: :func:`parts` or :func:`batched_parts`.
+
+    Raises:
+        ValueError: both weights, or the groups of one, differ in format, or 16-bit values have a format.
+        UnsupportedProblem: weights have a global scale per row.
     """
-    if scale is not None or out_dtype != torch.int32 or format != INT8:
-        return scale
-    if isinstance(data, list | tuple):
-        return [scale_or_room(None, x, out_dtype, format) for x in data]
+    rows, first, second = split(a, layout), split(b, layout), ABSENT if b2 is None else split(b2, layout)
+    if first.row_scale is not None or second.row_scale is not None:
+        raise UnsupportedProblem(
+            f'{"b" if b2 is None else "w"} has a global scale per row (global_scale="per_row"), which only a may have: '
+            'quantize weights with "auto", or "per_batch" for those of several experts'
+        )
+    if b2 is not None and first.format != second.format:
+        raise ValueError(
+            f"b1 is {first.format.title} and b2 {second.format.title}; both weights have one format: quantize them alike"
+        )
+    if rows.scale is None and rows.format is not NVFP4:
+        rows = _without_scale(rows, out_dtype, split)
+    if first.scale is None and first.format is not NVFP4:
+        first = _without_scale(first, out_dtype, split)
+    return rows, first, second
+
+
+def _without_scale(side: Parts, out_dtype: OutDtype, split: Split) -> Parts:
+    """Returns INT8 values with unused memory for scales if results are sums of integers.
+
+    Raises ValueError for 16-bit values, which have no format.
+    """
+    first = side.data[0] if isinstance(side.data, list | tuple) and side.data else side.data
+    if isinstance(first, torch.Tensor) and first.dtype in ACTIVATION_DTYPES:
+        raise ValueError(
+            f"{side.format.title} values of {first.dtype}: values of 16 bits have no format; leave it out, or "
+            f"quantize(x, format={side.format.record})"
+        )
+    if out_dtype != torch.int32 or side.format != INT8:
+        return side
+    if isinstance(side.data, list | tuple):
+        return side._replace(scale=[_unused_scale(x, 1) for x in side.data])
+    return side._replace(scale=_unused_scale(side.data, 1 if split is batched_parts else -1))
+
+
+def _unused_scale(data: Any, k_axis: int) -> torch.Tensor | None:
+    """Returns memory for the scales of INT8 rows, with one value along ``k_axis``; None for other values."""
     if not isinstance(data, torch.Tensor) or data.ndim < 2:
         return None
     shape = list(data.shape)
@@ -140,38 +153,23 @@ def _scale_of(given: BlockScaledTensor, layout: ScaleLayout) -> torch.Tensor:
     return (given if given.format.scale_layout == "rowmajor" else given.with_scale_layout(layout)).scale
 
 
-def early_weights_beside(early_weights: Any, layout: ScaleLayout, *weights: Any) -> bool:
-    """Returns ``early_weights``, or False if ``parts`` converts scales of whole weights in the launch before.
-
-    Raises TypeError unless it is a bool.
-    """
-    if early_weights is False:
-        return False
-    check_early_weights(early_weights)
-    whole = (x for given in weights for x in (given if isinstance(given, list | tuple) else (given,)))
-    return early_weights and not any(
+def is_converted(layout: ScaleLayout, *weights: Any) -> bool:
+    """Returns whether :func:`parts` converts scales of whole weights in the launch before."""
+    whole = (x for given in weights for x in (given if type(given) in (list, tuple) else (given,)))
+    return any(
         isinstance(x, BlockScaledTensor) and x.format.scale_layout == "blocked" and x.scale_layout != layout
         for x in whole
     )
 
 
-def batched_parts(given: Any, scale: Any, layout: ScaleLayout, format: BlockFormat = NVFP4) -> Parts:
+def batched_parts(given: Any, layout: ScaleLayout) -> Parts:
     """Returns the parts of a matrix, or of batches [L, rows, K], whose data become [rows, K/2, L] for batched operations."""
-    found = parts(given, scale, layout, format)
-    if isinstance(given, BlockScaledTensor) and scale is None and found.data.ndim == 3:
+    found = parts(given, layout)
+    if isinstance(given, BlockScaledTensor) and found.data.ndim == 3:
         is_blocked = "blocked" == layout == found.format.scale_layout
         stored = found.scale if is_blocked else found.scale.permute(1, 2, 0)
         return found._replace(data=found.data.permute(1, 2, 0), scale=stored)
     return found
-
-
-def same_format(first: Parts, second: Parts, given_second: Any) -> BlockFormat:
-    """Returns the format of both weights of a dual GEMM; the second may be absent. Raises ValueError if they differ."""
-    if given_second is not None and first.format != second.format:
-        raise ValueError(
-            f"b1 is {first.format.title} and b2 {second.format.title}; both weights have one format: quantize them alike"
-        )
-    return first.format
 
 
 def times(alpha: Any, *factors: torch.Tensor | None) -> Any:

@@ -95,9 +95,8 @@ def dual_gemm(
         check_operand("w.up", w.up)
     run = running(parts.dual_gemm, how)
     return run(
-        a, w.gate, w.up, None, None, None, w.gate_alpha, w.up_alpha, activation=act.function, limit=act.limit,
-        weight_layout=w.layout, out=out, out_dtype=out_dtype, out_global_scale=out_global_scale,
-        early_weights=how.prefetch_weights, backend=backend, config=how.config,
+        a, w, activation=act.function, limit=act.limit, out=out, out_dtype=out_dtype, out_global_scale=out_global_scale,
+        backend=backend, options=how,
     )  # fmt: skip
 
 
@@ -231,8 +230,7 @@ def grouped_dual_gemm(
         check_operands("w.up", w.up, is_list=is_list)
     run = running(parts.grouped_dual_gemm, how)
     result = run(
-        a, w.gate, w.up, None, None, None, w.gate_alpha, w.up_alpha, offs=offs, masked_m=masked_m, activation=act.function,
-        limit=act.limit, weight_layout=w.layout, out=own_outputs(out, is_list), out_dtype=out_dtype,
-        out_global_scale=out_global_scale, early_weights=how.prefetch_weights, backend=backend, config=how.config,
+        a, w, offs=offs, masked_m=masked_m, activation=act.function, limit=act.limit, out=own_outputs(out, is_list),
+        out_dtype=out_dtype, out_global_scale=out_global_scale, backend=backend, options=how,
     )  # fmt: skip
     return group_tensor(result, out, out_dtype, out_global_scale) if type(result) is tuple else result

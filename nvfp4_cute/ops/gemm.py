@@ -91,6 +91,5 @@ def gemm(
     check_operand("b", b)
     run = running(gemm_of_parts, how)
     return run(
-        a, b, None, None, alpha, bias=bias, out=out, out_dtype=out_dtype, out_global_scale=out_global_scale,
-        early_weights=how.prefetch_weights, backend=backend, config=how.config,
+        a, b, alpha, bias=bias, out=out, out_dtype=out_dtype, out_global_scale=out_global_scale, backend=backend, options=how,
     )  # fmt: skip

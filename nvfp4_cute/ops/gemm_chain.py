@@ -10,6 +10,7 @@ from nvfp4_cute.formats.block_scaled import NVFP4Tensor
 from nvfp4_cute.launch.grouped import GroupedTask
 from nvfp4_cute.operands import rules
 from nvfp4_cute.operands.grouped import GroupedOperands, Result, Weights, check_lists
+from nvfp4_cute.operands.whole import Parts
 from nvfp4_cute.ops.parts.gemm import gemm
 from nvfp4_cute.planning.config import KernelConfig, check_config
 from nvfp4_cute.problem import (
@@ -84,15 +85,9 @@ def gemm_chain(
         result = None
         for g in range(num_layers):
             result = gemm(
-                a,
-                b[g],
-                a_scale,
-                b_scale[g],
-                alpha[g : g + 1],
-                out_dtype=NVFP4,
-                out_global_scale=out_global_scale[g : g + 1],
-                backend=backend,
-            )
+                Parts(a, a_scale), Parts(b[g], b_scale[g]), alpha[g : g + 1],
+                out_dtype=NVFP4, out_global_scale=out_global_scale[g : g + 1], backend=backend,
+            )  # fmt: skip
             a, a_scale = result.data, result.scale
         assert result is not None
         return result

@@ -41,4 +41,4 @@ def gemv(
     """
     check_operand("a", a)
     check_operand("b", b, takes_16_bits=True)
-    return gemv_of_parts(a, b, None, None, alpha, out=out, out_dtype=out_dtype, backend=backend)
+    return gemv_of_parts(a, b, alpha, out=out, out_dtype=out_dtype, backend=backend)

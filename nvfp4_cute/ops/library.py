@@ -46,17 +46,18 @@ def grouped_gemm_out(
         out_dtype: None for results in ``out_format``.
     """
     from nvfp4_cute.operands.results import as_results
+    from nvfp4_cute.operands.whole import Parts
     from nvfp4_cute.ops.parts.grouped_gemm import grouped_gemm
     from nvfp4_cute.problem import result_format
 
     run: Operation = grouped_gemm
+    a, b, a_scale, b_scale = _with_a_scale(_by_operand(operands, num_groups))
     wanted = out_dtype or out_format
     run(
-        *_with_a_scale(_by_operand(operands, num_groups)), offs, alpha, masked_m=masked_m,
-        row_scale=_of_groups(row_scale, num_groups),
+        Parts(a, a_scale, format_named(a_format), _of_groups(row_scale, num_groups)),
+        Parts(b, b_scale, format_named(b_format)), offs, alpha, masked_m=masked_m,
         out=as_results(out, num_groups is not None, result_format(wanted), None), out_dtype=wanted,
         out_global_scale=out_global_scale, scale_layout=scale_layout, backend=backend,
-        a_format=format_named(a_format), b_format=format_named(b_format),
     )  # fmt: skip
 
 
@@ -89,19 +90,20 @@ def grouped_dual_gemm_out(
         num_groups, row_scale, out, out_dtype: see :func:`grouped_gemm_out`.
     """
     from nvfp4_cute.operands.results import as_results
-    from nvfp4_cute.ops.parts.dual_gemm import grouped_dual_gemm
+    from nvfp4_cute.operands.whole import Parts
+    from nvfp4_cute.ops.parts.dual_gemm import gate_up, grouped_dual_gemm
     from nvfp4_cute.problem import result_format
 
     run: Operation = grouped_dual_gemm
     a, b1, a_scale, b1_scale, *second = _with_a_scale(_by_operand(operands, num_groups))
-    b2, b2_scale = second or (None, None)
-    wanted = out_dtype or out_format
+    wanted, format = out_dtype or out_format, format_named(b_format)
+    up = Parts(second[0], second[1], format) if second else None
+    w = gate_up(Parts(b1, b1_scale, format), up, weight_layout, alpha1, alpha2)
     run(
-        a, b1, b2, a_scale, b1_scale, b2_scale, alpha1, alpha2, offs=offs, masked_m=masked_m, activation=activation,
-        limit=limit, weight_layout=weight_layout, row_scale=_of_groups(row_scale, num_groups),
+        Parts(a, a_scale, format_named(a_format), _of_groups(row_scale, num_groups)),
+        w, offs, masked_m=masked_m, activation=activation, limit=limit,
         out=as_results(out, num_groups is not None, result_format(wanted), None), out_dtype=wanted,
         out_global_scale=out_global_scale, scale_layout=scale_layout, backend=backend,
-        a_format=format_named(a_format), b_format=format_named(b_format),
     )  # fmt: skip
 
 
@@ -142,16 +144,16 @@ def gemm_out(
 ) -> None:
     """Runs ``nvfp4_cute.gemm`` and writes ``out``: the result, or data and scale where ``out_dtype`` is None."""
     from nvfp4_cute.operands.results import as_results
+    from nvfp4_cute.operands.whole import Parts
     from nvfp4_cute.ops.parts.gemm import gemm
     from nvfp4_cute.problem import result_format
 
     run: Operation = gemm
     wanted = out_dtype or out_format
     run(
-        a, b, a_scale, b_scale, alpha, row_scale=row_scale, bias=bias,
+        Parts(a, a_scale, format_named(a_format), row_scale), Parts(b, b_scale, format_named(b_format)), alpha, bias=bias,
         out=as_results(out, True, result_format(wanted), None)[0], out_dtype=wanted,
         out_global_scale=out_global_scale, scale_layout=scale_layout, backend=backend,
-        a_format=format_named(a_format), b_format=format_named(b_format),
     )  # fmt: skip
 
 
@@ -170,22 +172,14 @@ def gemv_out(
     b_format: str = "nvfp4",
 ) -> None:
     """Runs ``nvfp4_cute.gemv`` and writes ``out``."""
+    from nvfp4_cute.operands.whole import Parts
     from nvfp4_cute.ops.parts.gemv import gemv
 
     run: Operation = gemv
     run(
-        a,
-        b,
-        a_scale,
-        b_scale,
-        alpha,
-        out=out,
-        out_dtype=out_dtype,
-        scale_layout=scale_layout,
-        backend=backend,
-        a_format=format_named(a_format),
-        b_format=format_named(b_format),
-    )
+        Parts(a, a_scale, format_named(a_format)), Parts(b, b_scale, format_named(b_format)), alpha,
+        out=out, out_dtype=out_dtype, scale_layout=scale_layout, backend=backend,
+    )  # fmt: skip
 
 
 @custom_op("nvfp4_cute::quantize", mutates_args=())

@@ -25,6 +25,7 @@ from nvfp4_cute.formats.codecs import encode, encode_e4m3, encode_ue8m0
 from nvfp4_cute.formats.scale_layout import from_blocked, to_blocked
 from nvfp4_cute.formats.zero_points import FLOATS, scale_words
 from nvfp4_cute.ops import parts
+from nvfp4_cute.ops.parts import Parts
 from nvfp4_cute.problem import OUT_DTYPES, RESULT_FORMATS, FP8Name, GroupedProblem, ResultName
 
 SCALES = (0.5, 1.0, 1.5, 2.0)
@@ -108,7 +109,7 @@ class Case:
         if weight_only:
             return self._run_weight_only(b, b_scale, alpha, backend)
         outs: list[Any] = parts.grouped_gemm(
-            a, b, a_scale, b_scale, alpha=alpha, a_format=self.problem.a_format, b_format=self.problem.b_format, out=out,
+            Parts(a, a_scale, self.problem.a_format), Parts(b, b_scale, self.problem.b_format), alpha=alpha, out=out,
             out_dtype=dtype, backend=backend,
         )  # fmt: skip
         if format is None:
@@ -127,8 +128,8 @@ class Case:
             rows = nvfp4_cute.BlockScaledTensor(data, scale, None, (m, k), layout, format=problem.a_format)
             outs.append(
                 parts.gemm(
-                    rows.dequantize().bfloat16().to(b[g].device), b[g], None, b_scale[g],
-                    None if alpha is None else alpha[g], b_format=problem.b_format, out_dtype=problem.out_dtype, backend=backend,
+                    rows.dequantize().bfloat16().to(b[g].device), Parts(b[g], b_scale[g], problem.b_format),
+                    None if alpha is None else alpha[g], out_dtype=problem.out_dtype, backend=backend,
                 ).cpu()
             )  # fmt: skip
         return outs

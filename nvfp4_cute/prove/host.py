@@ -33,16 +33,14 @@ def costs() -> dict[str, float]:
     """Returns host time per call in us, and allocations and copies of repeated calls, for eight groups with little work."""
     case = cases.Case("host", "host", "eight groups", "grouped_gemm", SIZES)
     operands = make_operands(case, torch.device("cuda"), 0)
-    a, b, a_scale, b_scale, out = (
-        list(tensors)
-        for tensors in (operands.a, operands.b, operands.a_scale, operands.b_scale, operands.out)
-    )
+    a = parts.Parts(list(operands.a), list(operands.a_scale))
+    b, out = parts.Parts(list(operands.b), list(operands.b_scale)), list(operands.out)
     small = torch.zeros(1024, device="cuda")
     ragged_case = cases.Case("host", "host", "eight groups", "grouped_gemm", SIZES, form="ragged")
     ragged = ours.prepare(ragged_case, operands, "cuda").run
 
     def call(given: list[torch.Tensor] | None) -> Callable[[], object]:
-        return lambda: parts.grouped_gemm(a, b, a_scale, b_scale, out=given, out_dtype=torch.float16)
+        return lambda: parts.grouped_gemm(a, b, out=given, out_dtype=torch.float16)
 
     calls = {
         "list form, out given": call(out),

@@ -14,7 +14,7 @@ from nvfp4_cute.bench.cases import TOP_K, routed_rows
 from nvfp4_cute.formats.block_format import NVFP4 as NVFP4_FORMAT
 from nvfp4_cute.formats.codecs import encode_e4m3
 from nvfp4_cute.formats.scale_layout import to_blocked
-from nvfp4_cute.ops.parts import grouped_dual_gemm, grouped_gemm, grouped_quantize
+from nvfp4_cute.ops.parts import Parts, gate_up, grouped_dual_gemm, grouped_gemm, grouped_quantize
 from nvfp4_cute.problem import NVFP4
 from nvfp4_cute.reference import expand_operand
 
@@ -52,11 +52,11 @@ class Layer:
     def run(self, backend: str = "auto") -> torch.Tensor:
         """Computes [rows, HIDDEN] bfloat16 by three launches."""
         data, scale = grouped_quantize(self.x, self.offs, backend=backend)
+        w = gate_up(Parts(self.gate_up, self.gate_up_scale), None, "concatenated", self.alpha, self.alpha)
         hidden = grouped_dual_gemm(
-            data, self.gate_up, None, scale, self.gate_up_scale, None, self.alpha, self.alpha,
-            offs=self.offs, weight_layout="concatenated", out_dtype=NVFP4, backend=backend,
+            Parts(data, scale), w, self.offs, out_dtype=NVFP4, backend=backend
         )  # fmt: skip
-        return grouped_gemm(hidden[0], self.down, hidden[1], self.down_scale, self.offs, backend=backend)
+        return grouped_gemm(Parts(*hidden), Parts(self.down, self.down_scale), self.offs, backend=backend)
 
     def torch_bf16(self) -> Callable[[], torch.Tensor]:
         """Returns a call of the layer in bf16 with ``torch._grouped_mm``. Weights are expanded here, untimed."""

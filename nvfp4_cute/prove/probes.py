@@ -14,7 +14,7 @@ from nvfp4_cute.formats.codecs import encode_e4m3
 from nvfp4_cute.formats.scale_layout import to_blocked
 from nvfp4_cute.gpus import targets
 from nvfp4_cute.operands import tensor_map_fault
-from nvfp4_cute.ops.parts import grouped_gemm
+from nvfp4_cute.ops.parts import Parts, grouped_gemm
 from nvfp4_cute.planning.arch import ARCHS
 from nvfp4_cute.prove.exact import Dice, difference
 from nvfp4_cute.prove.outcome import FAULT, NOT_HERE, PASSED, WRONG, Job, Outcome
@@ -352,11 +352,14 @@ def _wrong_with_gaps(machine: Machine) -> list[str]:
         ]
         for buffer, values in zip(wide, (a, b), strict=True):
             buffer[:, :row_bytes] = values.to(machine.device)
-        scale_a, scale_b = ([s.to(machine.device)] for s in (a_scale, b_scale))
         out = torch.full((m, n + 8), float("nan"), dtype=torch.float16, device=machine.device)
-        grouped_gemm([wide[0][:, :row_bytes]], [wide[1][:, :row_bytes]], scale_a, scale_b, out=[out[:, :n]],
-                     out_dtype=torch.float16, backend=machine.backend)  # fmt: skip
-        want = grouped_gemm([a], [b], [a_scale], [b_scale], out_dtype=torch.float16, backend="reference")
+        gapped = [
+            Parts([t[:, :row_bytes]], [s.to(machine.device)])
+            for t, s in zip(wide, (a_scale, b_scale), strict=True)
+        ]
+        grouped_gemm(gapped[0], gapped[1], out=[out[:, :n]], out_dtype=torch.float16, backend=machine.backend)
+        exact = Parts([a], [a_scale]), Parts([b], [b_scale])
+        want = grouped_gemm(*exact, out_dtype=torch.float16, backend="reference")
         found = difference([out[:, :n].cpu()], want)
         wrong += [f"{extra} bytes between rows: {found}"] if found else []
     return wrong

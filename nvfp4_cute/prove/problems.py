@@ -16,7 +16,16 @@ from nvfp4_cute.formats import block_scaled
 from nvfp4_cute.formats.block_format import MXFP4, MXFP8
 from nvfp4_cute.formats.block_format import NVFP4 as NVFP4_FORMAT
 from nvfp4_cute.formats.scale_layout import from_blocked, to_blocked
-from nvfp4_cute.ops.parts import gemm, gemv, grouped_dual_gemm, grouped_gemm, grouped_quantize
+from nvfp4_cute.ops.parts import (
+    Options,
+    Parts,
+    gate_up,
+    gemm,
+    gemv,
+    grouped_dual_gemm,
+    grouped_gemm,
+    grouped_quantize,
+)
 from nvfp4_cute.planning.choose import candidates
 from nvfp4_cute.planning.config import KernelConfig
 from nvfp4_cute.problem import NVFP4, OUT_DTYPES, RESULT_FORMATS, Form, Gate, OutDtype, result_format
@@ -60,7 +69,9 @@ class Problem:
 
     def failure(self, backend: str, device: str) -> str | None:
         """Returns why the results of a backend are wrong, or None."""
-        how = {"backend": backend} | ({"config": self.config} if self.config else {})
+        how: dict[str, Any] = {"backend": backend}
+        if self.config:
+            how["options"] = Options(self.config)
         got = self.compute(lambda value: _to(value, device), how)
         if self.bound is not None:
             return self.bound(got)
@@ -76,7 +87,8 @@ def _to(value: Any, device: str) -> Any:
     if isinstance(value, dict):
         return {name: _to(item, device) for name, item in value.items()}
     if isinstance(value, list | tuple):
-        return type(value)(_to(item, device) for item in value)
+        items = [_to(item, device) for item in value]
+        return Parts._make(items) if isinstance(value, Parts) else items
     return value.to(device) if isinstance(value, torch.Tensor) else value
 
 
@@ -86,10 +98,10 @@ def _poisoned(*shape: int, dtype: torch.dtype) -> torch.Tensor:
     return out
 
 
-def _drawn(dice: Dice, sizes: Sizes, num_b: int = 1) -> list[tuple[Tensors, Tensors]]:
+def _drawn(dice: Dice, sizes: Sizes, num_b: int = 1) -> list[Parts]:
     """Returns data and scales of every group, of ``a`` and of each weight."""
     sides = [[(m, k) for m, _, k in sizes], *[[(n, k) for _, n, k in sizes]] * num_b]
-    return [([dice.values(*x) for x in side], [dice.scales(*x) for x in side]) for side in sides]
+    return [Parts([dice.values(*x) for x in side], [dice.scales(*x) for x in side]) for side in sides]
 
 
 def _most(sizes: Sizes) -> int:
@@ -97,26 +109,24 @@ def _most(sizes: Sizes) -> int:
     return max(*(m for m, _, _ in sizes), 1) + SLACK
 
 
-def _arguments(
-    form: Form, operands: list[tuple[Tensors, Tensors]], sizes: Sizes
-) -> tuple[list[Any], dict[str, Any]]:
-    """Returns data of all operands and then their scales as a form takes them, and the groups' sizes."""
-    (a, a_scale), *weights = operands
+def _arguments(form: Form, operands: list[Parts], sizes: Sizes) -> tuple[list[Parts], dict[str, Any]]:
+    """Returns the operands as a form takes them, and the groups' sizes."""
     if form == "list":
-        return [side[i] for i in (0, 1) for side in operands], {}
-    joined = [(torch.stack(b), torch.stack([s.flatten() for s in scale])) for b, scale in weights]
+        return operands, {}
+    a, *joined = operands
+    if form == "masked":
+        joined = operands
+    joined = [Parts(torch.stack(x.data), torch.stack([s.flatten() for s in x.scale])) for x in joined]
     rows = torch.tensor([m for m, _, _ in sizes], dtype=torch.int32)
     if form == "masked":
-        joined = [(torch.stack(a), torch.stack([s.flatten() for s in a_scale])), *joined]
-        return [side[i] for i in (0, 1) for side in joined], {"masked_m": rows}
+        return joined, {"masked_m": rows}
     k = sizes[0][2]
     # NaN for rows outside all groups, zeros in padding columns: kernels multiply the columns after the last block by
     # zeros.
     nan = torch.full((NVFP4_FORMAT.scale_atom[0], NVFP4_FORMAT.num_k_blocks(k)), 0x7F, dtype=torch.uint8)
-    data = torch.cat([*a, torch.full((SLACK, NVFP4_FORMAT.row_bytes(k)), 0x77, dtype=torch.uint8)])
-    scales = torch.cat([*(s.view(torch.uint8).flatten() for s in a_scale), to_blocked(nan).flatten()])
-    joined = [(data, scales), *joined]
-    return [side[i] for i in (0, 1) for side in joined], {"offs": rows.cumsum(0).int()}
+    data = torch.cat([*a.data, torch.full((SLACK, NVFP4_FORMAT.row_bytes(k)), 0x77, dtype=torch.uint8)])
+    scales = torch.cat([*(s.view(torch.uint8).flatten() for s in a.scale), to_blocked(nan).flatten()])
+    return [Parts(data, scales), *joined], {"offs": rows.cumsum(0).int()}
 
 
 # ---- results ---------------------------------------------------------------------------------------------------
@@ -196,10 +206,12 @@ def dual_problem(
 
     def compute(move: Callable[[Any], Any], how: dict[str, Any]) -> Tensors:
         options = {"activation": activation, "out_dtype": dtype, **move(ends), **how}
+        a, gate, up = move(given)
+        w = gate_up(gate, up, "separate", *move(alphas))
         if not isinstance(dtype, torch.dtype):
-            return _defined(grouped_dual_gemm(*move(given), *move(alphas), **options), form, sizes, dtype)
+            return _defined(grouped_dual_gemm(a, w, **options), form, sizes, dtype)
         whole, out = _moved(form, sizes, dtype, move)
-        grouped_dual_gemm(*move(given), *move(alphas), out=out, **options)
+        grouped_dual_gemm(a, w, out=out, **options)
         return [whole.cpu()] if activation == "relu2" else [t.cpu() for t in out]
 
     def expected() -> Tensors:
@@ -218,23 +230,21 @@ def dual_problem(
     return Problem(text, compute, config, expected, bound)
 
 
-def _relu2(operands: list[tuple[Tensors, Tensors]], alphas: Sequence[torch.Tensor]) -> Iterator[torch.Tensor]:
+def _relu2(operands: list[Parts], alphas: Sequence[torch.Tensor]) -> Iterator[torch.Tensor]:
     """Computes max(x, 0)^2 * y in fp32, from exact sums x and y times powers of two, so only these operations round."""
-    (a, a_scale), *weights = operands
+    a, *weights = operands
     products = [
-        grouped_gemm_reference(a, b, a_scale, b_scale, alpha, torch.float32)
-        for (b, b_scale), alpha in zip(weights, alphas, strict=True)
+        grouped_gemm_reference(a.data, b.data, a.scale, b.scale, alpha, torch.float32)
+        for b, alpha in zip(weights, alphas, strict=True)
     ]
     for x, y in zip(*products, strict=True):
         x = x.clamp(min=0)
         yield x * x * y
 
 
-def _silu_excess(
-    operands: list[tuple[Tensors, Tensors]], alphas: Sequence[torch.Tensor], got: Tensors
-) -> str | None:
+def _silu_excess(operands: list[Parts], alphas: Sequence[torch.Tensor], got: Tensors) -> str | None:
     """Returns where silu(x) * y is further from float64 than the hardware's approximations allow."""
-    (a, a_scale), (b1, b1_scale), (b2, b2_scale) = operands
+    (a, b1, b2), (a_scale, b1_scale, b2_scale) = zip(*((x.data, x.scale) for x in operands), strict=True)
     gates = grouped_gemm_reference(a, b1, a_scale, b1_scale, alphas[0], torch.float64)
     ups = grouped_gemm_reference(a, b2, a_scale, b2_scale, alphas[1], torch.float64)
     wants = grouped_dual_gemm_reference(
@@ -255,8 +265,8 @@ def _silu_excess(
 # ---- other operations ------------------------------------------------------------------------------------------
 def gemm_problem(dice: Dice, m: int, n: int, k: int, batches: int, dtype: torch.dtype) -> Problem:
     """Makes a ``gemm`` problem of one matrix or a batch."""
-    (a, a_scale), (b, b_scale) = _drawn(dice, [(m, n, k)] * batches)
-    given = [*(torch.stack(x).permute(1, 2, 0) for x in (a, b)), *map(torch.stack, (a_scale, b_scale))]
+    drawn = _drawn(dice, [(m, n, k)] * batches)
+    given = [Parts(torch.stack(x.data).permute(1, 2, 0), torch.stack(x.scale)) for x in drawn]
 
     def compute(move: Callable[[Any], Any], how: dict[str, Any]) -> Tensors:
         whole = move(_poisoned(batches, m + 1, n, dtype=dtype))
@@ -268,11 +278,12 @@ def gemm_problem(dice: Dice, m: int, n: int, k: int, batches: int, dtype: torch.
 
 def gemv_problem(dice: Dice, m: int, k: int, dtype: torch.dtype) -> Problem:
     """Makes an NVFP4 matrix times NVFP4 vector problem."""
-    a, a_scale, v, v_scale = dice.values(m, k), dice.scales(m, k), dice.values(1, k), dice.scales(1, k)
+    matrix = Parts(dice.values(m, k), dice.scales(m, k))
+    vector = Parts(dice.values(1, k)[0], dice.scales(1, k))
 
     def compute(move: Callable[[Any], Any], how: dict[str, Any]) -> Tensors:
         whole = move(_poisoned(m + 64, dtype=dtype))
-        gemv(*move([a, v[0], a_scale, v_scale]), out=whole[:m], out_dtype=dtype, **how)
+        gemv(*move([matrix, vector]), out=whole[:m], out_dtype=dtype, **how)
         return [whole.cpu()]
 
     return Problem(f"gemv {m} x {k} {dtype}", compute)
@@ -280,11 +291,11 @@ def gemv_problem(dice: Dice, m: int, k: int, dtype: torch.dtype) -> Problem:
 
 def weight_only_problem(dice: Dice, m: int, n: int, k: int, dtype: torch.dtype) -> Problem:
     """Makes a problem of 16-bit activations times NVFP4 weights."""
-    x, w, w_scale = dice.halves(m, k).to(dtype), dice.values(n, k), dice.scales(n, k)
+    x, w = dice.halves(m, k).to(dtype), Parts(dice.values(n, k), dice.scales(n, k))
 
     def compute(move: Callable[[Any], Any], how: dict[str, Any]) -> Tensors:
         whole = move(_poisoned(m + 1, n, dtype=torch.float32))
-        gemm(*move([x, w, None, w_scale]), out=whole[:m], out_dtype=torch.float32, **how)
+        gemm(*move([x, w]), out=whole[:m], out_dtype=torch.float32, **how)
         return [whole.cpu()]
 
     return Problem(f"gemm of {dtype} rows {m} x {n} x {k}", compute)

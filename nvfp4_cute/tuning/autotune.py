@@ -4,7 +4,6 @@ On a GPU, times are measured: CUDA events around a replayed graph on a cold L2, 
 CPU operands, times come from the timing model (``modelled``) for any GPU.
 """
 
-import inspect
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -59,7 +58,7 @@ def tune(
     Also raises what the operation raises.
     """
     own = options.get("options")
-    if options.get("config") is not None or (own is not None and own.config is not None):
+    if own is not None and own.config is not None:
         raise ValueError("config is what tuning looks for: leave it out")
     where = backends.resolve(backend, _device_of(args[0]))
     is_measured = where == "cuda"
@@ -69,10 +68,9 @@ def tune(
     asked = tuned.asked_by(lambda: operation(*args, backend=where, **options))
 
     def compute(name: str, config: KernelConfig) -> object:
-        chosen: dict[str, Any] = {"config": config}
-        if "options" in inspect.signature(operation).parameters:
-            chosen = {"options": replace(own or Options(), config=config)}
-        return operation(*args, backend=name, **(options | chosen))
+        return operation(
+            *args, backend=name, **(options | {"options": replace(own or Options(), config=config)})
+        )
 
     found = candidates(asked.request, asked.check)
     if is_measured:
@@ -162,5 +160,6 @@ def modelled_us(
 
 def _device_of(operand: Any) -> torch.device:
     """Returns the device of the first operand; the CPU for other values, which the operation's checks refuse."""
-    first = operand[0] if isinstance(operand, list | tuple) and operand else operand
-    return first.device if isinstance(first, torch.Tensor) else torch.device("cpu")
+    while isinstance(operand, list | tuple) and operand:
+        operand = operand[0]
+    return operand.device if isinstance(operand, torch.Tensor) else torch.device("cpu")

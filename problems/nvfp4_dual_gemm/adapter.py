@@ -3,6 +3,7 @@
 import torch
 
 from nvfp4_cute.ops import parts
+from nvfp4_cute.ops.parts import Parts
 
 
 def custom_kernel(data: tuple[torch.Tensor, ...], *, backend: str = "auto") -> torch.Tensor:
@@ -18,5 +19,6 @@ def custom_kernel(data: tuple[torch.Tensor, ...], *, backend: str = "auto") -> t
         C, float16 [M, N, 1].
     """
     a, b1, b2, _, _, _, sfa, sfb1, sfb2, c = data
-    parts.dual_gemm(a, b1, b2, sfa, sfb1, sfb2, out=c, out_dtype=torch.float16, backend=backend)
+    w = parts.gate_up(Parts(b1, sfb1), Parts(b2, sfb2))
+    parts.dual_gemm(Parts(a, sfa), w, out=c, out_dtype=torch.float16, backend=backend)
     return c

@@ -3,6 +3,7 @@
 import torch
 
 from nvfp4_cute.ops import parts
+from nvfp4_cute.ops.parts import Parts
 
 
 def custom_kernel(data: tuple[torch.Tensor, ...], *, backend: str = "auto") -> torch.Tensor:
@@ -18,5 +19,5 @@ def custom_kernel(data: tuple[torch.Tensor, ...], *, backend: str = "auto") -> t
         C, float16 [M, N, 1].
     """
     a, b, _, _, sfa, sfb, c = data
-    parts.gemm(a, b, sfa, sfb, out=c, out_dtype=torch.float16, backend=backend)
+    parts.gemm(Parts(a, sfa), Parts(b, sfb), out=c, out_dtype=torch.float16, backend=backend)
     return c

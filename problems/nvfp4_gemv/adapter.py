@@ -3,6 +3,7 @@
 import torch
 
 from nvfp4_cute.ops import parts
+from nvfp4_cute.ops.parts import Parts
 
 from .inputs import InputTuple
 
@@ -21,5 +22,6 @@ def custom_kernel(data: InputTuple, *, backend: str = "auto") -> torch.Tensor:
         C, float16 [M, 1, L].
     """
     a, b, _, _, sfa_permuted, sfb_permuted, c = data
-    parts.gemv(a, b[0], sfa_permuted, sfb_permuted, out=c[:, 0], out_dtype=torch.float16, backend=backend)
+    vector = Parts(b[0], sfb_permuted)
+    parts.gemv(Parts(a, sfa_permuted), vector, out=c[:, 0], out_dtype=torch.float16, backend=backend)
     return c

@@ -3,6 +3,7 @@
 import torch
 
 from nvfp4_cute.ops import parts
+from nvfp4_cute.ops.parts import Parts
 
 from .inputs import InputTuple
 
@@ -22,5 +23,5 @@ def custom_kernel(data: InputTuple, *, backend: str = "auto") -> list[torch.Tens
     abc, _, permuted_scales, _ = data
     a, b, c = (list(tensors) for tensors in zip(*abc, strict=True))
     a_scale, b_scale = (list(tensors) for tensors in zip(*permuted_scales, strict=True))
-    parts.grouped_gemm(a, b, a_scale, b_scale, out=c, out_dtype=torch.float16, backend=backend)
+    parts.grouped_gemm(Parts(a, a_scale), Parts(b, b_scale), out=c, out_dtype=torch.float16, backend=backend)
     return c

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from emulated_gpu import emulated_gpu
+from flat_parts import gemm
 from oracle import assert_bitwise_equal
 
 from nvfp4_cute import QuantizedLinear, quantize
@@ -17,7 +18,6 @@ from nvfp4_cute.launch.prepared_chain import Made, PreparedChain
 from nvfp4_cute.launch_table import Header
 from nvfp4_cute.nn import products
 from nvfp4_cute.nn.gated_mlp import GatedMLP
-from nvfp4_cute.ops.parts import gemm
 
 K, N = 64, 128
 WAYS = [{"input_scale": 0.01}, {"input_scale": None}, {"activations": "16bit"}]

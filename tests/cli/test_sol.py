@@ -4,6 +4,7 @@ import json
 import sys
 from functools import partial
 
+import flat_parts as parts
 import pytest
 import torch
 
@@ -12,7 +13,6 @@ from nvfp4_cute import cli
 from nvfp4_cute.cli import sol
 from nvfp4_cute.errors import UnsupportedProblem, UnsupportedTarget
 from nvfp4_cute.gpus import targets
-from nvfp4_cute.ops import parts
 from nvfp4_cute.roofline import speed_of_light as light
 from nvfp4_cute.terminal import text_table
 

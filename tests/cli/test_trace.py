@@ -5,6 +5,7 @@ import json
 import re
 from pathlib import Path
 
+import flat_parts as parts
 import pytest
 import torch
 
@@ -14,7 +15,6 @@ from nvfp4_cute.bench.validation.errors import newest, summary_of
 from nvfp4_cute.cli import trace
 from nvfp4_cute.gpus.targets import B200
 from nvfp4_cute.gpus.timing_figures import MODEL_ERROR
-from nvfp4_cute.ops import parts
 from nvfp4_cute.roofline.modelled import modelled_times
 from nvfp4_cute.roofline.speed_of_light import grouped_gemm, physical_floor
 

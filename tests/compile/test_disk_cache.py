@@ -14,6 +14,7 @@ from typing import get_args
 import cases
 import pytest
 import torch
+from flat_parts import gemv, grouped_gemm
 from new_process import forking
 from oracle import assert_bitwise_equal
 
@@ -32,7 +33,6 @@ from nvfp4_cute.errors import CacheError
 from nvfp4_cute.launch import table_task
 from nvfp4_cute.launch.plan import make_plan
 from nvfp4_cute.ops.global_scale import find_global_scale
-from nvfp4_cute.ops.parts import gemv, grouped_gemm
 from nvfp4_cute.ops.quantize import find_and_quantize
 from nvfp4_cute.planning.arch import base, sm90, sm100
 from nvfp4_cute.planning.config import KernelConfig

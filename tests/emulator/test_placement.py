@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from flat_parts import gemv
 
 from nvfp4_cute.bench import ours
 from nvfp4_cute.bench.cases import Case
@@ -15,7 +16,6 @@ from nvfp4_cute.emulator.memory import GlobalMemory, Range
 from nvfp4_cute.emulator.record.placement import FIRST, Placement
 from nvfp4_cute.gpus.targets import lookup
 from nvfp4_cute.gpus.timing_figures import constants_of
-from nvfp4_cute.ops.parts import gemv
 from nvfp4_cute.roofline.modelled import modelled_times
 from nvfp4_cute.timing.clock import time_ptx
 from nvfp4_cute.timing.memory import LAYOUTS, PAGE_BYTES, Memory

@@ -5,6 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from flat_parts import gemv, grouped_gemm
 from list_checks import check_list_operands
 
 from nvfp4_cute.bench.cases import Case
@@ -13,7 +14,6 @@ from nvfp4_cute.emulator.record.events import ClusterTrace, Op
 from nvfp4_cute.emulator.record.representatives import MOST_OF_A_KIND, LaunchWork, TileWork, choose, moved
 from nvfp4_cute.errors import EmulatorError
 from nvfp4_cute.gpus.targets import lookup
-from nvfp4_cute.ops.parts import gemv, grouped_gemm
 from nvfp4_cute.planning.arch.sm100 import limits as sm100
 from nvfp4_cute.planning.arch.sm100.choosing import config_for_rows
 from nvfp4_cute.planning.choose import choose_config

@@ -1,11 +1,11 @@
 """Packed ue8m0 scales of any strides become float32 scales."""
 
+import flat_parts as parts
 import pytest
 import torch
 
 import nvfp4_cute as nv
 from nvfp4_cute.formats.block_scales import from_packed_ue8m0
-from nvfp4_cute.ops import parts
 
 
 def packed_by_hand(codes):

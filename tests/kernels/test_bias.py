@@ -1,5 +1,6 @@
 """The launch of the product adds a bias once, in float32, after alpha and before the rounding. Every bit is the reference's."""
 
+import flat_parts as parts
 import pytest
 import torch
 from int8_check import some as some_int8
@@ -7,7 +8,6 @@ from oracle import assert_bitwise_equal
 
 import nvfp4_cute as nv
 from nvfp4_cute.backends.emulator import observe
-from nvfp4_cute.ops import parts
 from nvfp4_cute.planning.config import KernelConfig
 
 SLOW = pytest.mark.slow

@@ -1,12 +1,12 @@
 """Dual GEMMs of formats with float32 scales in every form: by one kernel, or by two products, then torch's operations."""
 
+import flat_parts as parts
 import pytest
 import torch
 from fp8_check import ENDS, tokens_of, weights_of
 from int8_check import some as integers
 
 import nvfp4_cute as nv
-from nvfp4_cute.ops import parts
 
 SLOW = pytest.mark.slow
 GPT_OSS = {

@@ -7,6 +7,7 @@ import cases
 import device_groups_check
 import pytest
 import torch
+from flat_parts import gemm, grouped_dual_gemm, grouped_gemm
 from oracle import assert_bitwise_equal, bits
 from sm90_check import (
     EMULATED,
@@ -32,7 +33,6 @@ from nvfp4_cute.launch.grouped import GroupedTask
 from nvfp4_cute.launch.plan import make_plan
 from nvfp4_cute.operands.grouped import GroupedOperands
 from nvfp4_cute.operands.operand import Operand
-from nvfp4_cute.ops.parts import gemm, grouped_dual_gemm, grouped_gemm
 from nvfp4_cute.planning.arch import ARCHS, sm90
 from nvfp4_cute.problem import GroupedProblem
 from nvfp4_cute.reference import expand_operand

@@ -4,6 +4,7 @@ import cases
 import pytest
 import torch
 from device_groups_check import K, N, operands, run
+from flat_parts import grouped_gemm
 from oracle import assert_bitwise_equal, bits
 
 from nvfp4_cute import KernelConfig, UnsupportedProblem
@@ -12,7 +13,6 @@ from nvfp4_cute.gpus.targets import lookup
 from nvfp4_cute.launch.grouped import GroupedTask
 from nvfp4_cute.operands import group_sizes
 from nvfp4_cute.operands.grouped import Result, Weights, check_device_groups
-from nvfp4_cute.ops.parts import grouped_gemm
 
 # Empty groups at both ends and in between; groups that end inside a tile and on its edge
 ROWS = (0, 40, 128, 1, 0, 200, 0)

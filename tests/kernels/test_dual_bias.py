@@ -1,5 +1,6 @@
 """Dual GEMMs of groups add each group's bias to both products, before the activation. Every bit is the reference's."""
 
+import flat_parts as parts
 import pytest
 import torch
 from oracle import assert_bitwise_equal
@@ -7,7 +8,6 @@ from oracle import assert_bitwise_equal
 import nvfp4_cute as nv
 from nvfp4_cute.backends.emulator import observe
 from nvfp4_cute.formats.scale_layout import from_blocked
-from nvfp4_cute.ops import parts
 
 SLOW = pytest.mark.slow
 GROUPS, K = 3, 128

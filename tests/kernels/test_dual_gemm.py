@@ -5,8 +5,10 @@ from dataclasses import replace
 from itertools import product
 
 import cases
+import flat_parts as on_parts
 import pytest
 import torch
+from flat_parts import dual_gemm, grouped_dual_gemm
 from oracle import assert_bitwise_equal, bits, poisoned
 
 from nvfp4_cute import ConfigError, KernelConfig, UnsupportedProblem
@@ -16,8 +18,6 @@ from nvfp4_cute.compile.cache import get_kernel
 from nvfp4_cute.compile.keys import KernelKey
 from nvfp4_cute.formats.scale_layout import from_blocked
 from nvfp4_cute.launch.plan import make_plan
-from nvfp4_cute.ops import parts as on_parts
-from nvfp4_cute.ops.parts import dual_gemm, grouped_dual_gemm
 from nvfp4_cute.planning.arch import base, sm90, sm100, sm120
 from nvfp4_cute.problem import GroupedProblem
 from nvfp4_cute.reference import grouped_dual_gemm_reference, grouped_gemm_reference

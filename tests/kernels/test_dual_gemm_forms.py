@@ -6,6 +6,7 @@ import cases
 import device_groups_check
 import pytest
 import torch
+from flat_parts import dual_gemm, grouped_dual_gemm
 from oracle import assert_bitwise_equal, bits
 from quantized_check import assert_quantized
 
@@ -13,7 +14,6 @@ from nvfp4_cute import ConfigError, KernelConfig
 from nvfp4_cute.backends.emulator import observe
 from nvfp4_cute.compile.keys import KernelKey
 from nvfp4_cute.formats.scale_layout import from_blocked, to_blocked
-from nvfp4_cute.ops.parts import dual_gemm, grouped_dual_gemm
 from nvfp4_cute.planning.arch import sm90
 from nvfp4_cute.reference import grouped_dual_gemm_reference, separate_weights
 

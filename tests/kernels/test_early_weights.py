@@ -4,6 +4,7 @@ import cases
 import pytest
 import torch
 from device_groups_check import operands, run
+from flat_parts import dual_gemm, gemm, grouped_dual_gemm, grouped_gemm
 from oracle import bits
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -14,7 +15,6 @@ from nvfp4_cute.errors import EmulatorError
 from nvfp4_cute.experts.gather import gather
 from nvfp4_cute.formats.block_format import NVFP4
 from nvfp4_cute.nn.gated_mlp import GatedMLP
-from nvfp4_cute.ops.parts import dual_gemm, gemm, grouped_dual_gemm, grouped_gemm
 from nvfp4_cute.planning.arch import family_of
 
 MODES = ("eager", "lazy", "random:1")

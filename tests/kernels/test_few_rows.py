@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from flat_parts import gemm
 from oracle import assert_bitwise_equal, bits, poisoned
 from simt_model import launches, make_gemv_operands
 
@@ -16,7 +17,6 @@ from nvfp4_cute.gpus.targets import H200
 from nvfp4_cute.launch.simt import few_rows_task
 from nvfp4_cute.operands.operand import Operand
 from nvfp4_cute.operands.products import Product
-from nvfp4_cute.ops.parts import gemm
 from nvfp4_cute.planning.choose import candidates
 from nvfp4_cute.reference import expand_operand
 from nvfp4_cute.roofline.modelled import modelled_times

@@ -3,6 +3,7 @@
 from contextlib import nullcontext
 from dataclasses import replace
 
+import flat_parts as on_parts
 import pytest
 import torch
 from format_cases import NAN_CODES, Groups
@@ -18,7 +19,6 @@ from nvfp4_cute.formats.block_format import MIXED_PAIRS, NVFP4_PAIR
 from nvfp4_cute.gpus.targets import lookup
 from nvfp4_cute.launch.grouped import GroupedTask
 from nvfp4_cute.launch.prepared import PreparedCall
-from nvfp4_cute.ops import parts as on_parts
 from nvfp4_cute.planning.arch import family_of, sm120
 from nvfp4_cute.planning.arch.sm100 import limits
 from nvfp4_cute.planning.choose import candidates

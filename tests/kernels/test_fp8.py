@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import flat_parts as on_parts
 import pytest
 import torch
 from fp8_check import (
@@ -27,7 +28,6 @@ from oracle import assert_bitwise_equal
 import nvfp4_cute as nv
 from nvfp4_cute.backends.emulator import observe
 from nvfp4_cute.errors import ConfigError
-from nvfp4_cute.ops import parts as on_parts
 from nvfp4_cute.planning.arch import sm90_fp8, sm100_fp8, sm120
 from nvfp4_cute.planning.config import KernelConfig
 from nvfp4_cute.problem import GroupedProblem

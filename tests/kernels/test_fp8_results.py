@@ -2,6 +2,7 @@
 
 import math
 
+import flat_parts as parts
 import pytest
 import torch
 from fp8_check import ENDS, relu2_of, tokens_of, weights_of
@@ -10,7 +11,6 @@ from oracle import assert_bitwise_equal, bits
 import nvfp4_cute as nv
 from nvfp4_cute import UnsupportedProblem
 from nvfp4_cute.backends.emulator import observe
-from nvfp4_cute.ops import parts
 from nvfp4_cute.planning.arch import sm90_fp8
 from nvfp4_cute.planning.config import KernelConfig
 

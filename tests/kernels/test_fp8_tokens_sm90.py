@@ -2,6 +2,7 @@
 
 from functools import partial
 
+import flat_parts as parts
 import pytest
 import torch
 from fp8_tokens_check import check_dual, check_ragged, config, mxfp4_of, tokens_of, weights_of
@@ -15,7 +16,6 @@ from nvfp4_cute.compile.cache import get_kernel
 from nvfp4_cute.compile.keys import KernelKey
 from nvfp4_cute.emulator.cubin import read_instructions
 from nvfp4_cute.formats.exact_fp8 import mxfp4_for_fp8
-from nvfp4_cute.ops import parts
 from nvfp4_cute.planning.arch import sm90_weight_only
 
 SLOW = pytest.mark.slow

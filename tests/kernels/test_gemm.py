@@ -3,6 +3,7 @@
 import cases
 import pytest
 import torch
+from flat_parts import gemm
 from oracle import assert_bitwise_equal, poisoned
 from quantized_check import assert_quantized
 
@@ -11,7 +12,6 @@ from nvfp4_cute.backends.emulator import observe
 from nvfp4_cute.compile.keys import KernelKey
 from nvfp4_cute.formats.scale_layout import from_blocked, to_blocked
 from nvfp4_cute.launch.plan import make_plan
-from nvfp4_cute.ops.parts import gemm
 from nvfp4_cute.planning.arch import base, sm90, sm100, sm120
 from nvfp4_cute.problem import GroupedProblem
 

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from flat_parts import gemm
 from oracle import assert_bitwise_equal
 
 from nvfp4_cute import KernelConfig, NVFP4Tensor, PersistentMLP, UnsupportedProblem, quantize
@@ -13,7 +14,6 @@ from nvfp4_cute.emulator.check.ledger import HazardError
 from nvfp4_cute.emulator.fronts.driver import Emulator
 from nvfp4_cute.formats.scale_layout import from_blocked
 from nvfp4_cute.launch import plan
-from nvfp4_cute.ops.parts import gemm
 
 
 def make_layers(num_layers, m, n, seed=0):

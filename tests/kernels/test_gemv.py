@@ -5,6 +5,7 @@ from itertools import product
 import numpy as np
 import pytest
 import torch
+from flat_parts import gemv
 from oracle import assert_bitwise_equal, bits, poisoned
 from simt_model import NAN_CODE, gemv_expected, make_gemv_operands
 
@@ -14,7 +15,6 @@ from nvfp4_cute.compile.cache import get_kernel
 from nvfp4_cute.compile.simt_keys import GemvKey
 from nvfp4_cute.formats.codecs import E2M1_VALUES, decode_ue4m3
 from nvfp4_cute.gpus import targets
-from nvfp4_cute.ops.parts import gemv
 from nvfp4_cute.planning.arch import is_weight_only, simt
 from nvfp4_cute.reference import gemv_reference
 

@@ -5,6 +5,7 @@ from dataclasses import replace
 import cases
 import pytest
 import torch
+from flat_parts import grouped_gemm
 from grouped_gemm_check import SHAPES, check, run
 from list_checks import check_list_operands
 from oracle import assert_bitwise_equal, bits, poisoned
@@ -13,7 +14,6 @@ from nvfp4_cute import KernelConfig
 from nvfp4_cute.backends.emulator import observe
 from nvfp4_cute.emulator.fronts.driver import Emulator
 from nvfp4_cute.launch.plan import make_plan
-from nvfp4_cute.ops.parts import grouped_gemm
 from nvfp4_cute.planning.arch import sm100
 
 

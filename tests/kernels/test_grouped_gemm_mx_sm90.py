@@ -1,5 +1,6 @@
 """MXFP4 and MXFP8 in pairs on sm_90a, decoded to bf16: where sums are exact, every bit is the reference's."""
 
+import flat_parts as parts
 import pytest
 import torch
 from format_cases import Groups
@@ -8,7 +9,6 @@ from oracle import assert_bitwise_equal
 import nvfp4_cute as nv
 from nvfp4_cute.backends.emulator import observe
 from nvfp4_cute.formats.scale_layout import to_blocked
-from nvfp4_cute.ops import parts
 from nvfp4_cute.planning.config import KernelConfig
 
 SLOW = pytest.mark.slow

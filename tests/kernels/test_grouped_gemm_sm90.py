@@ -6,6 +6,7 @@ from dataclasses import replace
 import cases
 import pytest
 import torch
+from flat_parts import grouped_dual_gemm, grouped_gemm
 from oracle import assert_bitwise_equal, poisoned, repro_line, unwritten
 from sm90_check import (
     EMULATED,
@@ -22,7 +23,6 @@ from nvfp4_cute.compile.keys import KernelKey
 from nvfp4_cute.errors import ConfigError
 from nvfp4_cute.formats.codecs import decode_e2m1, decode_e4m3
 from nvfp4_cute.formats.scale_layout import to_blocked
-from nvfp4_cute.ops.parts import grouped_dual_gemm, grouped_gemm
 from nvfp4_cute.reference import expand_operand, grouped_gemm_reference
 
 

@@ -1,5 +1,6 @@
 """INT8 on every family of GPUs: every bit is the reference's."""
 
+import flat_parts as parts
 import pytest
 import torch
 from fp8_check import ENDS, check_ends, on_sm90, on_sm100, on_sm120, variants
@@ -9,7 +10,6 @@ from oracle import assert_bitwise_equal
 import nvfp4_cute as nv
 from nvfp4_cute.backends.emulator import observe
 from nvfp4_cute.formats.block_format import MAX_INTEGER_K
-from nvfp4_cute.ops import parts
 from nvfp4_cute.planning.arch import sm90_fp8, sm100_int8, sm120
 from nvfp4_cute.planning.choose import choose_config
 from nvfp4_cute.planning.config import KernelConfig

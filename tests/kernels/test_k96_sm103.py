@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import flat_parts as parts
 import pytest
 import torch
 from format_cases import Groups, operand
@@ -11,7 +12,6 @@ import nvfp4_cute as nv
 from nvfp4_cute.backends.emulator import observe
 from nvfp4_cute.errors import ConfigError
 from nvfp4_cute.formats.scale_layout import to_blocked
-from nvfp4_cute.ops import parts
 from nvfp4_cute.planning.arch import sm100, sm103
 from nvfp4_cute.planning.choose import choose_config
 from nvfp4_cute.planning.config import KernelConfig

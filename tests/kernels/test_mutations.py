@@ -15,13 +15,13 @@ from dataclasses import dataclass, replace
 import cases
 import pytest
 import torch
+from flat_parts import grouped_gemm
 from mutations import edit, every, matches, move, run_mutant, splice
 from oracle import assert_bitwise_equal, poisoned
 
 from nvfp4_cute import KernelConfig
 from nvfp4_cute.backends.emulator import observe
 from nvfp4_cute.emulator.check.ledger import HazardError
-from nvfp4_cute.ops.parts import grouped_gemm
 
 CASE = cases.Case("mutations", ((130, 136, 768), (60, 128, 768)), seed=5)
 CONFIG = KernelConfig(num_ab_stage=2, num_acc_stage=1, num_cta=2)

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from flat_parts import gemm, gemv
 from oracle import assert_bitwise_equal, bits, poisoned
 from simt_model import gemv_expected, launches, make_gemv_operands
 
@@ -14,7 +15,6 @@ from nvfp4_cute.nn.linear import QuantizedLinear
 from nvfp4_cute.operands.operand import Operand
 from nvfp4_cute.operands.products import Product
 from nvfp4_cute.operands.rules import MAX_PITCH
-from nvfp4_cute.ops.parts import gemm, gemv
 from nvfp4_cute.planning.choose import candidates
 
 SM90 = "emulator:sm_90a"

@@ -6,6 +6,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from flat_parts import grouped_quantize
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from oracle import assert_bitwise_equal, bits
@@ -17,7 +18,6 @@ from nvfp4_cute.backends.emulator import observe
 from nvfp4_cute.formats import block_scaled, codecs
 from nvfp4_cute.formats.silu import silu_mul
 from nvfp4_cute.gpus.targets import GB10
-from nvfp4_cute.ops.parts import grouped_quantize
 from nvfp4_cute.planning.arch import simt
 
 DTYPES = (torch.bfloat16, torch.float16)

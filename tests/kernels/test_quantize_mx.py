@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from flat_parts import grouped_quantize
 from oracle import assert_bitwise_equal
 from quantize_inputs import assert_same, hostile, spread
 
@@ -10,7 +11,6 @@ from nvfp4_cute.backends.emulator import observe
 from nvfp4_cute.formats import block_scaled
 from nvfp4_cute.formats.block_format import MXFP4, MXFP8_E4M3, MXFP8_E5M2, FP8_1x128, FP8_128x128
 from nvfp4_cute.formats.silu import silu_mul
-from nvfp4_cute.ops.parts import grouped_quantize
 from nvfp4_cute.planning.arch import simt
 
 DTYPES = (torch.bfloat16, torch.float16)

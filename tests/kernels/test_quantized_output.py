@@ -5,8 +5,10 @@ from dataclasses import replace
 
 import cases
 import device_groups_check
+import flat_parts as on_parts
 import pytest
 import torch
+from flat_parts import dual_gemm, gemm, grouped_dual_gemm, grouped_gemm
 from format_cases import Groups
 from fp8_check import relu2_of
 from list_checks import check_list_operands
@@ -23,8 +25,6 @@ from nvfp4_cute.gpus.targets import B200
 from nvfp4_cute.launch.grouped import GroupedTask
 from nvfp4_cute.launch.plan import make_plan
 from nvfp4_cute.operands.grouped import Result, Weights, check_device_groups
-from nvfp4_cute.ops import parts as on_parts
-from nvfp4_cute.ops.parts import dual_gemm, gemm, grouped_dual_gemm, grouped_gemm
 from nvfp4_cute.planning.arch import sm90, sm100, sm120
 from nvfp4_cute.planning.choose import candidates
 from nvfp4_cute.problem import Gate

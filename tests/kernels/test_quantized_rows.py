@@ -6,11 +6,11 @@ import cases
 import device_groups_check
 import pytest
 import torch
+from flat_parts import gemm, grouped_dual_gemm, grouped_gemm
 from quantized_check import assert_quantized
 
 from nvfp4_cute import KernelConfig
 from nvfp4_cute.backends.emulator import observe
-from nvfp4_cute.ops.parts import gemm, grouped_dual_gemm, grouped_gemm
 
 pytestmark = pytest.mark.slow
 

@@ -10,10 +10,10 @@ import device_groups_check
 import grouped_gemm_check
 import pytest
 import torch
+from flat_parts import gemm
 from oracle import assert_bitwise_equal, poisoned
 
 from nvfp4_cute.backends.emulator import observe
-from nvfp4_cute.ops.parts import gemm
 from nvfp4_cute.planning.arch import base, sm100, sm120
 from nvfp4_cute.planning.config import KernelConfig
 

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from flat_parts import dual_gemm, grouped_gemm
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from nvfp4_cute import KernelConfig, private_api
@@ -11,7 +12,6 @@ from nvfp4_cute.bench.operands import empty_operands
 from nvfp4_cute.emulator.isa import tma
 from nvfp4_cute.emulator.record import effects
 from nvfp4_cute.gpus.targets import B200
-from nvfp4_cute.ops.parts import dual_gemm, grouped_gemm
 from nvfp4_cute.planning.arch.sm100 import smem_plan
 from nvfp4_cute.planning.choose import choose_config
 from nvfp4_cute.planning.schedule import make_schedule

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from cutlass import Int32
+from flat_parts import grouped_gemm
 from oracle import assert_bitwise_equal
 from sm90_check import EMULATED, assert_sizes_on_the_device_match, config, run, stream
 
@@ -15,7 +16,6 @@ from nvfp4_cute.backends.emulator import observe, on_emulator
 from nvfp4_cute.compile.compiler import compile_jit
 from nvfp4_cute.gpus.targets import H200
 from nvfp4_cute.kernels.sm90.token_tiles import TokenTiles
-from nvfp4_cute.ops.parts import grouped_gemm
 from nvfp4_cute.planning.arch import sm90
 
 SLOW = pytest.mark.slow

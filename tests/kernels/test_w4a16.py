@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from flat_parts import gemm, gemv
 from oracle import assert_bitwise_equal, poisoned
 
 from nvfp4_cute import UnsupportedProblem
@@ -11,7 +12,6 @@ from nvfp4_cute.compile.simt_keys import W4A16Key
 from nvfp4_cute.formats.block_scaled import quantize
 from nvfp4_cute.formats.codecs import decode_ue4m3, encode_e4m3
 from nvfp4_cute.formats.scale_layout import to_blocked
-from nvfp4_cute.ops.parts import gemm, gemv
 from nvfp4_cute.planning.arch import simt
 from nvfp4_cute.reference import expand_operand, weight_only_reference
 

@@ -1,5 +1,6 @@
 """16-bit activations times FP8 weights with fp32 scales on the emulator: where sums are exact, every bit is the reference's."""
 
+import flat_parts as on_parts
 import pytest
 import torch
 from fp8_check import weights_of
@@ -7,7 +8,6 @@ from oracle import assert_bitwise_equal
 
 import nvfp4_cute as nv
 from nvfp4_cute.backends.emulator import observe
-from nvfp4_cute.ops import parts as on_parts
 from nvfp4_cute.planning.arch import simt
 
 SLOW = pytest.mark.slow

@@ -1,5 +1,6 @@
 """16-bit activations times int4 weights with both kernels on the emulator: where sums are exact, every bit is the reference's."""
 
+import flat_parts as parts
 import pytest
 import torch
 from oracle import assert_bitwise_equal
@@ -8,7 +9,6 @@ from weight_only_check import ROWS, config, dual, run_both, tokens, weights
 import nvfp4_cute as nv
 from nvfp4_cute.backends.emulator import observe
 from nvfp4_cute.formats.block_format import INT4_FORMATS
-from nvfp4_cute.ops import parts
 from nvfp4_cute.planning.arch import simt
 from nvfp4_cute.problem import Gate
 

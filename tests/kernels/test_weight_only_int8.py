@@ -1,5 +1,6 @@
 """16-bit rows times INT8 weights: the reference's bits where float32 holds every sum, for any scales."""
 
+import flat_parts as on_parts
 import pytest
 import torch
 from int8_check import some
@@ -7,7 +8,6 @@ from oracle import assert_bitwise_equal
 
 import nvfp4_cute as nv
 from nvfp4_cute.backends.emulator import observe
-from nvfp4_cute.ops import parts as on_parts
 from nvfp4_cute.planning.arch import simt
 
 SLOW = pytest.mark.slow

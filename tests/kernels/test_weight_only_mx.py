@@ -5,6 +5,7 @@ Where sums are exact, every bit is the reference's.
 
 import pytest
 import torch
+from flat_parts import gemm, gemv, grouped_gemm
 from oracle import assert_bitwise_equal, poisoned, unwritten
 from weight_only_check import ROWS, config, dual, on_gpu, run_both, task, tokens, weights
 
@@ -12,7 +13,6 @@ from nvfp4_cute import MXFP4, MXFP8_E4M3, MXFP8_E5M2, UnsupportedProblem, backen
 from nvfp4_cute.backends.emulator import observe
 from nvfp4_cute.formats.codecs import encode
 from nvfp4_cute.formats.scale_layout import to_blocked
-from nvfp4_cute.ops.parts import gemm, gemv, grouped_gemm
 from nvfp4_cute.planning.arch import simt
 from nvfp4_cute.problem import Gate
 

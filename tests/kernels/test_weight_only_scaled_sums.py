@@ -3,6 +3,7 @@
 On the emulator, every bit is the reference's.
 """
 
+import flat_parts as parts
 import pytest
 import torch
 from int8_check import some
@@ -17,7 +18,6 @@ from nvfp4_cute.backends.emulator import observe
 from nvfp4_cute.compile.cache import get_kernel
 from nvfp4_cute.errors import ConfigError, UnsupportedProblem
 from nvfp4_cute.formats.block_format import BFLOAT16
-from nvfp4_cute.ops import parts
 from nvfp4_cute.planning.arch import sm90_weight_only as planning
 
 SLOW = pytest.mark.slow

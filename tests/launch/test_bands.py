@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from flat_parts import grouped_gemm
 
 from nvfp4_cute import quantize
 from nvfp4_cute.backends.emulator import observe
@@ -12,7 +13,6 @@ from nvfp4_cute.launch import bands, prepared
 from nvfp4_cute.launch.grouped import GroupedTask
 from nvfp4_cute.launch.plan import config_of
 from nvfp4_cute.operands.grouped import Result, Weights, check_lists
-from nvfp4_cute.ops.parts import grouped_gemm
 from nvfp4_cute.problem import GroupedProblem
 
 NAME = "RTX 5090, two SMs and little L2"

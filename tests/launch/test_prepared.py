@@ -1,10 +1,12 @@
 """Prepared calls: what a signature distinguishes, and which addresses make a call run all checks again."""
 
+import flat_parts as on_parts
 import numpy as np
 import pytest
 import torch
 from emulated_gpu import emulated_gpu
 from expert_layers import moe, some_layer
+from flat_parts import dual_gemm, gemm, gemv, grouped_dual_gemm, grouped_gemm
 from list_checks import check_list_operands
 
 from nvfp4_cute import grouped_quantize, quantize, route
@@ -12,7 +14,6 @@ from nvfp4_cute.backends.emulator import on_emulator
 from nvfp4_cute.emulator.fronts.launch_shim import prepare_cutlass
 from nvfp4_cute.experts.permutation import PermuteTask
 from nvfp4_cute.formats import block_scaled, scale_layout
-from nvfp4_cute.formats.block_format import NVFP4
 from nvfp4_cute.formats.silu import silu_mul
 from nvfp4_cute.gpus import targets
 from nvfp4_cute.launch import prepared, simt
@@ -22,8 +23,7 @@ from nvfp4_cute.launch.table_task import TableTask
 from nvfp4_cute.launch.task import Launch
 from nvfp4_cute.operands import grouped, products, quantization
 from nvfp4_cute.operands.grouped import Result, Weights, dual_weights
-from nvfp4_cute.ops import parts as on_parts
-from nvfp4_cute.ops.parts import dual_gemm, gemm, gemv, grouped_dual_gemm, grouped_gemm
+from nvfp4_cute.ops.parts import Parts
 from nvfp4_cute.ops.parts.grouped_gemm import grouped_task
 from nvfp4_cute.planning.config import KernelConfig
 from nvfp4_cute.problem import Gate
@@ -567,8 +567,8 @@ def concatenated(arch, activations):
     weights = dual_weights(
         Weights("b1", b, b_scale, "alpha1", alpha), Weights("b2", None, None, "alpha2", alpha), 1.0
     )
-    how = ("blocked", Gate("silu", None, "concatenated"), None, f"emulator:{arch}")
-    task, results = grouped_task(a, a_scale, NVFP4, weights, (offs, None), Result(None, dtype, None), *how)
+    how = ("blocked", Gate("silu", None, "concatenated"), None, False)
+    task, results = grouped_task(Parts(a, a_scale), weights, (offs, None), Result(None, dtype, None), *how)
     with on_emulator(target=targets.lookup(arch)):
         return task.launch(gpu, for_emulator=True), given, results
 

@@ -2,9 +2,9 @@
 
 import pytest
 import torch
+from flat_parts import gemv
 
 from nvfp4_cute import MoE, PersistentMLP, QuantizedLinear, quantize, route
-from nvfp4_cute.ops.parts import gemv
 
 
 @pytest.fixture

@@ -6,6 +6,7 @@ import pickle
 
 import pytest
 import torch
+from flat_parts import dual_gemm
 from oracle import assert_bitwise_equal
 
 from nvfp4_cute import QuantizedLinear, quantize, set_batch_invariant
@@ -15,7 +16,6 @@ from nvfp4_cute.nn.gated_mlp import GatedMLP
 from nvfp4_cute.nn.products import QUANTIZED_HIDDEN_ROWS
 from nvfp4_cute.nn.replace import replace_linears
 from nvfp4_cute.nn.shared_input import SharedInput
-from nvfp4_cute.ops.parts import dual_gemm
 
 K, HIDDEN = 64, 128
 WAYS = [

@@ -4,6 +4,7 @@ import io
 
 import pytest
 import torch
+from flat_parts import gemm
 from oracle import assert_bitwise_equal, bits
 
 from nvfp4_cute import QuantizedLinear, UnsupportedProblem, dequantize, quantize
@@ -11,7 +12,6 @@ from nvfp4_cute.backends.emulator import observe
 from nvfp4_cute.formats import block_scaled
 from nvfp4_cute.formats.block_scaled import NVFP4Tensor
 from nvfp4_cute.nn.shared_input import SharedInput
-from nvfp4_cute.ops.parts import gemm
 
 K, N = 96, 40
 

@@ -1,12 +1,12 @@
 """Values of offs and masked_m: checked on the CPU, and on a GPU inside of debug()."""
 
+import flat_parts as parts
 import pytest
 import torch
 
 import nvfp4_cute as nv
 from nvfp4_cute.launch import prepared
 from nvfp4_cute.operands import group_sizes
-from nvfp4_cute.ops import parts
 
 ROWS = torch.randn(47, 64).bfloat16()
 EXPERTS = nv.quantize(torch.randn(2, 128, 64))

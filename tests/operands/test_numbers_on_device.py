@@ -102,8 +102,9 @@ def test_a_capture_makes_no_copy_and_what_it_read_stays(gpu, monkeypatch):
 
 @pytest.mark.gpu("sm_90a")
 def test_every_call_with_numbers_can_be_captured():
+    from flat_parts import dual_gemm, gemm, grouped_gemm
+
     from nvfp4_cute import quantize
-    from nvfp4_cute.ops.parts import dual_gemm, gemm, grouped_gemm
 
     torch.manual_seed(0)
     x, gate, up = (torch.randn(rows, 256, device="cuda").bfloat16() for rows in (40, 128, 128))

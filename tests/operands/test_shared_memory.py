@@ -1,10 +1,10 @@
 """Results whose elements share memory, and operands with misleading strides, are refused before anything is written."""
 
+import flat_parts as parts
 import pytest
 import torch
 
 import nvfp4_cute as nv
-from nvfp4_cute.ops import parts
 
 BF = torch.bfloat16
 BACKENDS = ("reference", "emulator", "emulator:sm_90a")

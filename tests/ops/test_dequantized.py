@@ -1,5 +1,6 @@
 """Weight-only products of many rows whose weights are dequantized first: results of every operation, and what comes first."""
 
+import flat_parts as parts
 import pytest
 import torch
 from emulated_gpu import emulated_gpu
@@ -17,7 +18,6 @@ from nvfp4_cute.formats.block_format import (
     FP8_128x128,
     int4_format,
 )
-from nvfp4_cute.ops import parts
 from nvfp4_cute.ops.parts import dequantized
 from nvfp4_cute.planning.arch.dequantized import LEAST_ROWS
 

@@ -1,12 +1,12 @@
 """Operands of every pair of formats: the reference gives the exact sums; kernels compute a pair or refuse it by name."""
 
+import flat_parts as on_parts
 import pytest
 import torch
 from oracle import assert_bitwise_equal
 
 import nvfp4_cute as nv
 from nvfp4_cute.formats.block_format import FORMATS
-from nvfp4_cute.ops import parts as on_parts
 
 BLOCKED = [f for f in FORMATS.values() if f.scale_layout == "blocked"]
 PAIRS = [(a, b) for a in BLOCKED for b in BLOCKED]

@@ -5,9 +5,8 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 from device_groups_check import operands, run
+from flat_parts import grouped_gemm
 from oracle import bits
-
-from nvfp4_cute.ops.parts import grouped_gemm
 
 pytestmark = pytest.mark.gpu("sm_90a")
 FORMS = ("list", "ragged", "masked")

@@ -5,10 +5,10 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
+from flat_parts import dual_gemm, gemm, gemv, grouped_dual_gemm, grouped_gemm, grouped_quantize
 
 from nvfp4_cute import NVFP4Tensor, UnsupportedProblem, quantize
 from nvfp4_cute.formats.block_scaled import dequantize
-from nvfp4_cute.ops.parts import dual_gemm, gemm, gemv, grouped_dual_gemm, grouped_gemm, grouped_quantize
 
 ROWS, N, K = (5, 3), 64, 128
 

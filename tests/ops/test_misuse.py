@@ -1,5 +1,6 @@
 """Messages of the public operations for arguments of a wrong kind: rule, value, and fix."""
 
+import flat_parts as parts
 import pytest
 import torch
 
@@ -7,7 +8,6 @@ import nvfp4_cute as nv
 from nvfp4_cute.formats import scale_layout
 from nvfp4_cute.formats.block_format import FORMATS
 from nvfp4_cute.operands import group_sizes
-from nvfp4_cute.ops import parts
 
 N, K = 256, 512
 X = nv.quantize(torch.randn(40, K))

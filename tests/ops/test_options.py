@@ -7,11 +7,11 @@ import sys
 import textwrap
 from pathlib import Path
 
+import flat_parts as on_parts
 import pytest
 import torch
 
 import nvfp4_cute as nv
-from nvfp4_cute.ops import parts as on_parts
 from nvfp4_cute.planning.config import KernelConfig
 
 ROOT = Path(__file__).resolve().parents[2]

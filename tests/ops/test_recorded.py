@@ -1,5 +1,6 @@
 """Operations while torch records or transforms calls, and tensors whose memory does not hold their values."""
 
+import flat_parts as parts
 import numpy as np
 import pytest
 import torch
@@ -10,7 +11,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import nvfp4_cute as nv
 from nvfp4_cute.launch.prepared import Addresses, Place, signature
-from nvfp4_cute.ops import parts
 
 K = 128
 

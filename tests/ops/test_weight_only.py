@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from flat_parts import dual_gemm, gemm, grouped_dual_gemm, grouped_gemm
 
 from nvfp4_cute import quantize
 from nvfp4_cute.errors import UnsupportedProblem
@@ -13,7 +14,6 @@ from nvfp4_cute.launch.simt import W4A16Task
 from nvfp4_cute.launch.weight_only import product_task
 from nvfp4_cute.operands.grouped import Result, Weights, check_device_groups, check_lists
 from nvfp4_cute.operands.products import check_weight_only
-from nvfp4_cute.ops.parts import dual_gemm, gemm, grouped_dual_gemm, grouped_gemm
 from nvfp4_cute.problem import Gate
 
 EMULATED = "emulator:sm_90a"

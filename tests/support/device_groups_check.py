@@ -2,9 +2,8 @@
 
 import cases
 import torch
+from flat_parts import grouped_gemm
 from oracle import poisoned
-
-from nvfp4_cute.ops.parts import grouped_gemm
 
 N, K = 200, 320
 

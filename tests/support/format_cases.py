@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+import flat_parts as on_parts
 import torch
 from oracle import assert_bitwise_equal, poisoned, repro_line
 
@@ -9,7 +10,6 @@ import nvfp4_cute as nv
 from nvfp4_cute.formats.block_format import BlockFormat, Formats
 from nvfp4_cute.formats.codecs import encode
 from nvfp4_cute.formats.scale_layout import to_blocked
-from nvfp4_cute.ops import parts as on_parts
 
 # The largest n for which an element type holds all integers from -n to n.
 INTEGERS = {"e2m1": 4, "e4m3": 15, "e5m2": 7}

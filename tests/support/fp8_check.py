@@ -1,12 +1,12 @@
 """Shared checks of FP8 products with fp32 scales on all architectures: operands, calls and expected bits."""
 
+import flat_parts as parts
 import pytest
 import torch
 from oracle import assert_bitwise_equal, bits
 
 import nvfp4_cute as nv
 from nvfp4_cute.backends.emulator import observe
-from nvfp4_cute.ops import parts
 from nvfp4_cute.planning.arch import sm120
 from nvfp4_cute.planning.config import KernelConfig
 

@@ -1,5 +1,6 @@
 """FP8 rows and MXFP4 weights prepared for them, and checks of their products. Sums are exact, so bits equal the reference's."""
 
+import flat_parts as parts
 import torch
 from fp8_check import ENDS, check_ends
 from oracle import assert_bitwise_equal
@@ -7,7 +8,6 @@ from oracle import assert_bitwise_equal
 import nvfp4_cute as nv
 from nvfp4_cute.backends.emulator import observe
 from nvfp4_cute.formats.exact_fp8 import mxfp4_for_fp8
-from nvfp4_cute.ops import parts
 from nvfp4_cute.planning.config import KernelConfig
 
 ALPHAS = (0.5, -2.0, 1.0, 4.0, 0.25)

@@ -4,9 +4,9 @@ import hashlib
 
 import cases
 import torch
+from flat_parts import grouped_gemm
 from oracle import assert_bitwise_equal, poisoned, repro_line
 
-from nvfp4_cute.ops.parts import grouped_gemm
 from nvfp4_cute.reference import grouped_gemm_reference
 
 # Many tiles, ragged in every extent, and a long K. Sums are not exact.

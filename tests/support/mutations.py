@@ -4,11 +4,11 @@ import re
 from collections.abc import Callable
 
 import cases
+from flat_parts import grouped_gemm
 from oracle import poisoned
 
 from nvfp4_cute.backends.emulator import observe
 from nvfp4_cute.emulator.fronts.driver import Emulator
-from nvfp4_cute.ops.parts import grouped_gemm
 
 
 def register_mutants(patch, mutate: Callable[[str], str]) -> None:

@@ -2,12 +2,12 @@
 
 import device_groups_check
 import torch
+from flat_parts import grouped_gemm
 from oracle import bits, poisoned
 
 from nvfp4_cute import KernelConfig
 from nvfp4_cute.backends.emulator import observe
 from nvfp4_cute.emulator.cubin import read_instructions
-from nvfp4_cute.ops.parts import grouped_gemm
 from nvfp4_cute.planning.arch import sm90
 from nvfp4_cute.reference import expand_operand
 

@@ -9,6 +9,7 @@ import device_groups_check
 import grouped_gemm_check
 import pytest
 import torch
+from flat_parts import gemm, grouped_gemm
 from oracle import assert_bitwise_equal
 
 from nvfp4_cute import backends, cli, tune
@@ -23,7 +24,6 @@ from nvfp4_cute.gpus import targets
 from nvfp4_cute.gpus.targets import B200
 from nvfp4_cute.launch import prepared, tuned
 from nvfp4_cute.launch.tuned import Request, Tuning
-from nvfp4_cute.ops.parts import gemm, grouped_gemm
 from nvfp4_cute.planning.arch import sm90, sm100
 from nvfp4_cute.planning.config import KernelConfig
 from nvfp4_cute.problem import GroupedProblem

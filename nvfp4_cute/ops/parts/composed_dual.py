@@ -15,6 +15,7 @@ from nvfp4_cute import backends
 from nvfp4_cute.activation import activation_of
 from nvfp4_cute.formats.block_format import BlockFormat, Formats
 from nvfp4_cute.formats.block_scaled import ScaleLayout
+from nvfp4_cute.operands.whole import Parts
 from nvfp4_cute.ops.parts import dequantized
 from nvfp4_cute.ops.parts.grouped_gemm import grouped_gemm
 from nvfp4_cute.planning.arch import family_of, fp8, mmas_of
@@ -87,7 +88,7 @@ def _has_dual_kernel(arch: str, formats: Formats, out_format: BlockFormat | None
 
 
 def compute(
-    operands: tuple[Any, Any, Any, Any, Any, Any],
+    operands: tuple[Parts, Parts, Parts],
     alphas: tuple[Any, Any],
     sizes: tuple[torch.Tensor | None, torch.Tensor | None],
     gate: Gate,
@@ -97,7 +98,7 @@ def compute(
     """Computes the results from checked operands and writes them to ``outs``.
 
     Args:
-        operands: ``a``, ``b1``, ``b2``, ``a_scale``, ``b1_scale``, ``b2_scale``; see ``grouped_dual_gemm``.
+        operands: rows, weights of the gate or of both, and weights of up.
         alphas: factors of both products.
         sizes: ``offs`` and ``masked_m``. Rows of no group keep their values.
         gate: the activation and the layout of the weights, which is not interleaved.
@@ -106,13 +107,15 @@ def compute(
 
     Raises what ``grouped_gemm`` raises, before anything is written.
     """
-    a, b1, b2, a_scale, b1_scale, b2_scale = operands
+    a, *weights = (x._replace(global_scale=None) for x in operands)  # factors of ``alphas``
     if gate.weight_layout == "concatenated":
-        (b1, b2), (b1_scale, b2_scale) = _halves(b1), _halves(b1_scale, _row_dimension(b1_scale, **options))
+        b = weights[0]
+        scales = _halves(b.scale, _row_dimension(b, options["scale_layout"]))
+        weights = [b._replace(data=x, scale=s) for x, s in zip(_halves(b.data), scales, strict=True)]
     offs, masked_m = sizes
     gates, ups = (
-        grouped_gemm(a, b, a_scale, scale, offs, alpha, masked_m=masked_m, out_dtype=torch.float32, **options)
-        for b, scale, alpha in ((b1, b1_scale, alphas[0]), (b2, b2_scale, alphas[1]))
+        grouped_gemm(a, b, offs, alpha, masked_m=masked_m, out_dtype=torch.float32, **options)
+        for b, alpha in zip(weights, alphas, strict=True)
     )
     activation = activation_of(gate.activation, gate.limit)
     for out, one, other in zip(outs, _listed(gates), _listed(ups), strict=True):
@@ -125,11 +128,11 @@ def compute(
         out.copy_(result)
 
 
-def _row_dimension(scale: Any, *, b_format: BlockFormat, scale_layout: ScaleLayout, **_: Any) -> int:
+def _row_dimension(b: Parts, scale_layout: ScaleLayout) -> int:
     """Returns the dimension of rows in scales of weights; for blocked scales of lists, that of atoms along the rows."""
-    if b_format.scale_layout != "blocked" or scale_layout != "blocked":
+    if b.format.scale_layout != "blocked" or scale_layout != "blocked":
         return -2
-    shape = scale[0].shape
+    shape = b.scale[0].shape
     if len(shape) == 6:
         return 2 if shape[0] == 32 else 1
     return 0

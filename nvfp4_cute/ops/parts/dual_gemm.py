@@ -7,23 +7,14 @@ import torch
 from nvfp4_cute import private_api
 from nvfp4_cute.backends.calls import call
 from nvfp4_cute.errors import UnsupportedProblem
-from nvfp4_cute.formats.block_format import NVFP4 as NVFP4_FORMAT
-from nvfp4_cute.formats.block_format import BlockFormat
 from nvfp4_cute.formats.block_scaled import ScaleLayout
 from nvfp4_cute.launch.task import Task
 from nvfp4_cute.operands import products
 from nvfp4_cute.operands.grouped import Result, Weights, dual_weights
 from nvfp4_cute.operands.numbers_on_device import numbers_of
 from nvfp4_cute.operands.results import as_results, as_stored, flat_outputs, one_result
-from nvfp4_cute.operands.whole import (
-    batched_parts,
-    check_rows_format,
-    early_weights_beside,
-    parts,
-    refuse_row_scales,
-    same_format,
-    times,
-)
+from nvfp4_cute.operands.whole import Parts, batched_parts, is_converted, operands_of, times
+from nvfp4_cute.ops.options import DEFAULT, GateUp, Options
 from nvfp4_cute.ops.parts import composed_dual
 from nvfp4_cute.ops.parts.grouped_gemm import (
     flat_inputs,
@@ -39,75 +30,63 @@ from nvfp4_cute.ops.traced import (
     refuse_gradients,
     torch_dtype,
 )
-from nvfp4_cute.planning.config import KernelConfig
-from nvfp4_cute.problem import Activation, DualWeights, Gate, OutDtype, check_early_weights, result_format
+from nvfp4_cute.problem import Activation, Gate, OutDtype, result_format
+
+
+def gate_up(
+    gate: Any, up: Any = None, layout: Any = "separate", gate_alpha: Any = None, up_alpha: Any = None
+) -> GateUp:
+    """Returns a ``GateUp`` of weights given as ``Parts``, which the public record does not mention."""
+    return GateUp(gate, up, layout, gate_alpha, up_alpha)
 
 
 def grouped_dual_gemm(
     a: Any,
-    b1: Any,
-    b2: Any = None,
-    a_scale: Any = None,
-    b1_scale: Any = None,
-    b2_scale: Any = None,
-    alpha1: Any = None,
-    alpha2: Any = None,
-    *,
+    w: GateUp,
     offs: torch.Tensor | None = None,
+    *,
     masked_m: torch.Tensor | None = None,
-    row_scale: Any = None,
     bias: torch.Tensor | None = None,
-    a_format: BlockFormat = NVFP4_FORMAT,
-    b_format: BlockFormat = NVFP4_FORMAT,
     activation: Activation = "silu",
     limit: float | None = None,
-    weight_layout: DualWeights = "separate",
     out: Any = None,
     out_dtype: OutDtype = torch.bfloat16,
     out_global_scale: Any = None,
     scale_layout: ScaleLayout = "blocked",
-    early_weights: bool = False,
     backend: str = "auto",
-    config: KernelConfig | None = None,
+    options: Options = DEFAULT,
 ) -> Any:
-    """Computes :func:`nvfp4_cute.grouped_dual_gemm` of operands given as data and scales; without scales, of whole tensors.
+    """Computes :func:`nvfp4_cute.grouped_dual_gemm` of whole tensors, or of ``Parts``: data with scales.
 
     Formats with float32 scales need "separate" or "concatenated" weights. The pair FP8_1x128 and FP8_128x128 has a fused kernel
     on every GPU. For INT8, two launches compute the products in float32; torch operations, with torch's exponential, do the rest.
 
     Args:
-        a, a_scale, offs, masked_m, row_scale, out, scale_layout, early_weights: as for ``parts.grouped_gemm``.
-        b1, b2: weights of the gate and of the up projection, [N_g, K/2] each; ragged and masked: [G, N, K/2]. With another
-            ``weight_layout``, ``b1`` and ``b1_scale`` hold the rows of both, and ``b2`` and ``b2_scale`` are None.
-        b1_scale, b2_scale: scales of the weights in the layouts of ``a_scale``.
-        alpha1, alpha2: one factor per group for each product.
+        a, offs, masked_m, out, scale_layout, options: as for ``parts.grouped_gemm``.
+        w: weights of the gate and of the up projection, [N_g, K/2] each; ragged and masked: [G, N, K/2].
         bias: [G, 2 N], added to both products before the activation: one number per row of the weights in their layout; of
             separate weights the gate's, then up's. Ragged and masked forms of weights whose scales are in blocks, outside traced
             graphs.
-        activation, limit, weight_layout: fields of ``Activation`` and ``GateUp``.
+        activation, limit: ``Activation.function`` and ``Activation.limit``.
 
     Raises what the public operation raises. Nothing is written to ``out`` when a check fails.
     """
     is_list, out_format = offs is None and masked_m is None, result_format(out_dtype)
-    if a_scale is None or b1_scale is None or (b2_scale is None and b2 is not None):
-        early_weights = early_weights_beside(early_weights, scale_layout, b1, b2)
-        a, a_scale, factor_a, a_format, own = parts(a, a_scale, scale_layout, a_format)
-        row_scale = own if row_scale is None else row_scale
-        check_rows_format("a", a, a_scale, a_format)
-        given = ((b1, b1_scale), (b2, b2_scale))
-        first, second = (parts(b, scale, scale_layout, b_format) for b, scale in given)
-        refuse_row_scales("w", first, second)
-        b_format = same_format(first, second, b2)
-        (b1, b1_scale, factor1, *_), (b2, b2_scale, factor2, *_) = first, second
-        alpha1, alpha2 = _dual_alphas((alpha1, alpha2), (factor_a, factor1, factor2), b2 is None)
+    early_weights, config = (
+        options.prefetch_weights and not is_converted(scale_layout, w.gate, w.up),
+        options.config,
+    )
+    rows, first, second = operands_of(scale_layout, out_dtype, a, w.gate, w.up)
+    a, a_scale, a_format, row_scale, _ = rows
+    (b1, b1_scale, b_format, *_), (b2, b2_scale, *_) = first, second
+    alpha1, alpha2 = _dual_alphas(w, rows, first, second)
     if bias is not None and (is_list or private_api.is_traced() or b_format.scale_layout == "rowmajor"):
         raise UnsupportedProblem(
             f"bias with {b_format.title} weights in a list, with float32 scales or in a traced graph: add it in activate"
         )
     if private_api.is_traced():
-        check_early_weights(early_weights)
         given = (a, b1, a_scale, b1_scale) + (() if b2 is None else (b2, b2_scale))
-        choices = (activation, limit, weight_layout)
+        choices = (activation, limit, w.layout)
         return _traced(given, (alpha1, alpha2), row_scale, (offs, masked_m), choices, out, out_dtype, out_global_scale,
                        config, (scale_layout, backend, a_format.name, b_format.name))  # fmt: skip
     alpha1 = numbers_of(alpha1, a, offs, masked_m)
@@ -126,10 +105,10 @@ def grouped_dual_gemm(
     absent = (
         a_scale is None, row_scale is None, alpha1 is None, alpha2 is None, bias is None, out_global_scale is None,
     )  # fmt: skip
-    choices, formats = (activation, limit, weight_layout), (a_format, b_format)
+    choices, formats = (activation, limit, w.layout), (a_format, b_format)
 
     def check() -> tuple[Task, list[torch.Tensor]]:
-        gate = Gate.checked(activation, limit, weight_layout, (b2, b2_scale))
+        gate = Gate.checked(*choices, (b2, b2_scale))
         weights = dual_weights(
             Weights("b1", b1, b1_scale, "alpha1", alpha1, b_format),
             Weights("b2", b2, b2_scale, "alpha2", alpha2, b_format),
@@ -137,23 +116,18 @@ def grouped_dual_gemm(
         )
         result, how = (
             Result(out, out_dtype, out_global_scale),
-            (scale_layout, gate, config, backend, early_weights),
+            (scale_layout, gate, config, early_weights, bias),
         )
-        return grouped_task(
-            a, a_scale, a_format, weights, (offs, masked_m), result, *how, row_scale=row_scale, bias=bias
-        )
+        return grouped_task(rows, weights, (offs, masked_m), result, *how)
 
     is_composed = composed_dual.is_composed(a_scale, formats, backend, a, b1)
     if a_scale is None and config is None and is_list and len(a) == len(b1) == 1:
-        is_composed |= composed_dual.dequantizes_first(
-            a[0], b1[0], b_format, weight_layout, out_dtype, backend
-        )
+        is_composed |= composed_dual.dequantizes_first(a[0], b1[0], b_format, w.layout, out_dtype, backend)
     if is_composed:
         _, outs = check()
         composed_dual.compute(
-            (a, b1, b2, a_scale, b1_scale, b2_scale), (alpha1, alpha2), (offs, masked_m),
-            Gate(activation, limit, weight_layout), outs, a_format=a_format, b_format=b_format,
-            scale_layout=scale_layout, early_weights=early_weights, backend=backend, config=config,
+            (rows, first, second), (alpha1, alpha2), (offs, masked_m), Gate(*choices), outs,
+            scale_layout=scale_layout, backend=backend, options=Options(config, early_weights),
         )  # fmt: skip
     else:
         settings = (
@@ -163,13 +137,12 @@ def grouped_dual_gemm(
     return as_results(outs, is_list, out_format, out_global_scale)
 
 
-def _dual_alphas(alphas: tuple[Any, Any], factors: tuple[Any, Any, Any], has_both: bool) -> tuple[Any, Any]:
-    """Multiplies each alpha by the global scales of ``a`` and of its weights. ``has_both``: ``b1`` holds both weights."""
-    of_a, *of_weights = factors
-    if all(factor is None for factor in factors):
-        return alphas
-    first, second = of_weights[0], of_weights[0] if has_both else of_weights[1]
-    return times(alphas[0], of_a, first), times(alphas[1], of_a, second)
+def _dual_alphas(w: GateUp, a: Parts, first: Parts, second: Parts) -> tuple[Any, Any]:
+    """Multiplies each alpha by the global scales of ``a`` and of its weights."""
+    of_a, one, other = a.global_scale, first.global_scale, (first if w.up is None else second).global_scale
+    if of_a is one is other is None:
+        return w.gate_alpha, w.up_alpha
+    return times(w.gate_alpha, of_a, one), times(w.up_alpha, of_a, other)
 
 
 def _traced(
@@ -197,85 +170,75 @@ def _traced(
 
 def dual_gemm(
     a: Any,
-    b1: Any,
-    b2: Any = None,
-    a_scale: torch.Tensor | None = None,
-    b1_scale: torch.Tensor | None = None,
-    b2_scale: torch.Tensor | None = None,
-    alpha1: Any = None,
-    alpha2: Any = None,
+    w: GateUp,
     *,
-    row_scale: torch.Tensor | None = None,
-    a_format: BlockFormat = NVFP4_FORMAT,
-    b_format: BlockFormat = NVFP4_FORMAT,
     activation: Activation = "silu",
     limit: float | None = None,
-    weight_layout: DualWeights = "separate",
     out: Any = None,
     out_dtype: OutDtype = torch.bfloat16,
     out_global_scale: Any = None,
     scale_layout: ScaleLayout = "blocked",
-    early_weights: bool = False,
     backend: str = "auto",
-    config: KernelConfig | None = None,
+    options: Options = DEFAULT,
 ) -> Any:
-    """Computes :func:`nvfp4_cute.dual_gemm` of operands given as data and scales; without scales, of whole tensors.
+    """Computes :func:`nvfp4_cute.dual_gemm` of whole tensors, or of ``Parts``: data with scales.
 
-    Operands and their scales are shaped as for ``parts.gemm``; the weights are those of :func:`grouped_dual_gemm`.
+    Operands are shaped as for ``parts.gemm``; the weights are those of :func:`grouped_dual_gemm`.
 
     Raises what the public operation raises. Nothing is written to ``out`` when a check fails.
     """
-    if a_scale is None or b1_scale is None or b2_scale is None:
-        early_weights = early_weights_beside(early_weights, scale_layout, b1, b2)
-        a, a_scale, factor_a, a_format, own = batched_parts(a, a_scale, scale_layout, a_format)
-        row_scale = own if row_scale is None else row_scale
-        check_rows_format("a", a, a_scale, a_format)
-        first, second = (
-            batched_parts(b, scale, scale_layout, b_format) for b, scale in ((b1, b1_scale), (b2, b2_scale))
-        )
-        refuse_row_scales("w", first, second)
-        b_format = same_format(first, second, b2)
-        (b1, b1_scale, factor1, *_), (b2, b2_scale, factor2, *_) = first, second
-        alpha1, alpha2 = _dual_alphas((alpha1, alpha2), (factor_a, factor1, factor2), b2 is None)
+    early_weights, config = (
+        options.prefetch_weights and not is_converted(scale_layout, w.gate, w.up),
+        options.config,
+    )
+    rows, first, second = operands_of(scale_layout, out_dtype, a, w.gate, w.up, split=batched_parts)
+    a, a_scale, a_format, row_scale, _ = rows
+    (b1, b1_scale, b_format, *_), (b2, b2_scale, *_) = first, second
+    alpha1, alpha2 = _dual_alphas(w, rows, first, second)
     alpha1, alpha2 = products.for_batches(alpha1, a), products.for_batches(alpha2, a)
     out_global_scale = products.for_batches(out_global_scale, a, is_in_result=True)
 
     out_format, formats = result_format(out_dtype), (a_format, b_format)
 
     def split() -> Any:
-        """Splits the batches into groups: lists of ``a`` and ``a_scale``, weights, outputs, and the tensors written."""
+        """Splits the batches into groups: rows, weights, outputs, and the tensors written."""
         weights = [
             Weights("b1", b1, b1_scale, "alpha1", _vector(alpha1), b_format),
             Weights("b2", b2, b2_scale, "alpha2", _vector(alpha2), b_format),
         ]
-        parts = 1 if weight_layout == "separate" else 2
-        return products.split_dual_gemm(a, a_scale, weights, a_format, out, out_dtype, scale_layout, parts)
+        parts = 1 if w.layout == "separate" else 2
+        each, scales, *others = products.split_dual_gemm(
+            a, a_scale, weights, a_format, out, out_dtype, scale_layout, parts
+        )
+        of_rows = None if row_scale is None else [*row_scale.view(len(each), -1)]
+        return Parts(each, scales, a_format, of_rows), *others
 
     is_composed = composed_dual.is_composed(a_scale, formats, backend, a, b1)
     has_batches = isinstance(a, torch.Tensor) and products.num_batches(a) > 1
     if a_scale is None and config is None and not has_batches:
-        is_composed |= composed_dual.dequantizes_first(a, b1, b_format, weight_layout, out_dtype, backend)
+        is_composed |= composed_dual.dequantizes_first(a, b1, b_format, w.layout, out_dtype, backend)
     if private_api.is_traced() or has_batches or is_composed:
-        rows, scales, (gates, ups), parts, results = split()
+        listed, (gates, ups), outs, results = split()
+        up = None if ups.data is None else Parts(ups.data, ups.scale, b_format)
+        both = gate_up(Parts(gates.data, gates.scale, b_format), up, w.layout, gates.alpha, ups.alpha)
         grouped_dual_gemm(
-            rows, gates.data, ups.data, scales, gates.scale, ups.scale, gates.alpha, ups.alpha,
-            row_scale=None if row_scale is None else [*row_scale.view(len(rows), -1)], a_format=a_format,
-            b_format=b_format, activation=activation, limit=limit, weight_layout=weight_layout, out=parts,
-            out_dtype=out_dtype, out_global_scale=_vector(out_global_scale), scale_layout=scale_layout,
-            early_weights=early_weights, backend=backend, config=config,
+            listed, both, activation=activation, limit=limit, out=outs, out_dtype=out_dtype,
+            out_global_scale=_vector(out_global_scale), scale_layout=scale_layout, backend=backend,
+            options=Options(config, early_weights),
         )  # fmt: skip
         return one_result(results, out_format, _vector(out_global_scale))
 
     def check() -> tuple[Task, list[torch.Tensor]]:
-        gate = Gate.checked(activation, limit, weight_layout, (b2, b2_scale))
-        rows, scales, (gates, ups), parts, results = split()
-        weights, result = dual_weights(gates, ups, [1.0]), Result(parts, out_dtype, _vector(out_global_scale))
-        how = (scale_layout, gate, config, backend, early_weights, row_scale)
-        task, _ = grouped_task(rows, scales, a_format, weights, (None, None), result, *how)
+        gate = Gate.checked(activation, limit, w.layout, (b2, b2_scale))
+        listed, (gates, ups), outs, results = split()
+        weights, result = dual_weights(gates, ups, [1.0]), Result(outs, out_dtype, _vector(out_global_scale))
+        task, _ = grouped_task(
+            listed, weights, (None, None), result, scale_layout, gate, config, early_weights
+        )
         return task, results if out is not None else as_stored(results, out_format)
 
     order = (a, b1, a_scale, b1_scale, row_scale, alpha1, b2, b2_scale, alpha2, out_global_scale)
-    choices = (activation, limit, weight_layout, out_dtype, scale_layout, config, formats, early_weights)
+    choices = (activation, limit, w.layout, out_dtype, scale_layout, config, formats, early_weights)
     settings = ("dual_gemm", *[x is None for x in order], *choices)
     inputs = [x for x in order if x is not None]
     outs = call(backend, settings, inputs, flat_outputs([out], out_format is not None), check)

@@ -7,8 +7,6 @@ import torch
 from nvfp4_cute import backends, private_api
 from nvfp4_cute.backends.calls import call
 from nvfp4_cute.errors import UnsupportedProblem
-from nvfp4_cute.formats.block_format import NVFP4 as NVFP4_FORMAT
-from nvfp4_cute.formats.block_format import BlockFormat
 from nvfp4_cute.formats.block_scaled import ScaleLayout
 from nvfp4_cute.launch.grouped import GroupedTask
 from nvfp4_cute.launch.simt import few_rows_task
@@ -19,82 +17,55 @@ from nvfp4_cute.operands.numbers_on_device import one_number_on
 from nvfp4_cute.operands.results import as_stored, flat_outputs, one_result
 from nvfp4_cute.operands.row_scales import scaled_product
 from nvfp4_cute.operands.rules import ACTIVATION_DTYPES, check_out_global_scale, check_result_of_pair
-from nvfp4_cute.operands.whole import (
-    batched_parts,
-    check_rows_format,
-    early_weights_beside,
-    refuse_row_scales,
-    scale_or_room,
-    times,
-)
+from nvfp4_cute.operands.whole import batched_parts, is_converted, operands_of, times
+from nvfp4_cute.ops.options import DEFAULT, Options
 from nvfp4_cute.ops.parts import dequantized
 from nvfp4_cute.ops.traced import format_name, refuse_config, refuse_gradients, torch_dtype
-from nvfp4_cute.planning.config import KernelConfig, check_config
-from nvfp4_cute.problem import (
-    OutDtype,
-    check_early_weights,
-    new_quantized_data,
-    new_quantized_scale,
-    result_format,
-)
+from nvfp4_cute.problem import OutDtype, new_quantized_data, new_quantized_scale, result_format
 
 
 def gemm(
     a: Any,
     b: Any,
-    a_scale: torch.Tensor | None = None,
-    b_scale: torch.Tensor | None = None,
     alpha: Any = None,
     *,
-    row_scale: torch.Tensor | None = None,
     bias: torch.Tensor | None = None,
-    a_format: BlockFormat = NVFP4_FORMAT,
-    b_format: BlockFormat = NVFP4_FORMAT,
     out: Any = None,
     out_dtype: OutDtype = torch.bfloat16,
     out_global_scale: Any = None,
     scale_layout: ScaleLayout = "blocked",
-    early_weights: bool = False,
     backend: str = "auto",
-    config: KernelConfig | None = None,
+    options: Options = DEFAULT,
 ) -> Any:
-    """Computes :func:`nvfp4_cute.gemm` of operands given as data and scales; without scales, of whole tensors.
+    """Computes :func:`nvfp4_cute.gemm` of whole tensors, or of ``Parts``: data with scales.
 
     Runs the grouped kernel of the GPU with one group per batch; a batch of any size has one set of tensor maps. Unless
-    ``config`` is given, few rows run elsewhere:
+    ``options`` have a config, few rows run elsewhere:
 
     - One row runs the kernel of ``gemv`` where that is faster (sm_90a).
     - Two to eight rows run a kernel of their own (``kernels/simt/few_rows.py``) where each of its CTAs, one per 32 rows of a
       batch's ``b``, has an SM to itself: N up to 4224 on an H200.
 
-    Both document their order of summation, which depends on K alone, not on M, N, L or the GPU. Without ``a_scale``, 16-bit
-    ``a`` is multiplied without quantizing it (W4A16): K is a multiple of 32, and ``config`` is refused. Many such rows are
+    Both document their order of summation, which depends on K alone, not on M, N, L or the GPU. Rows of 16-bit values
+    are multiplied without quantizing them (W4A16): K is a multiple of 32, and a config is refused. Many such rows are
     multiplied by torch after a launch that dequantizes ``b`` where that is faster (``parts.dequantized``).
 
     Args:
-        a, b: [M, K/2] and [N, K/2], or [.., .., L], K-major; rows and batches a multiple of 16 bytes apart.
-        a_scale, b_scale: 128x4 blocked ([L, rm, rk, 32, 4, 4], the (32, 4, rm, 4, rk, L) view, and for one batch also
+        a, b: data [M, K/2] and [N, K/2], or [.., .., L], K-major; rows and batches a multiple of 16 bytes apart. Scales are
+            128x4 blocked ([L, rm, rk, 32, 4, 4], the (32, 4, rm, 4, rk, L) view, and for one batch also
             [rm, rk, 32, 4, 4] or flat; not copied, batches one after the other), or [M, K/16(, L)] with
             ``scale_layout="rowmajor"`` (converted, which allocates). Float32 scales have rows: [M, K/128(, L)] for FP8_1x128,
             [ceil(N/128), K/128(, L)] for FP8_128x128, [M, 1(, L)] for INT8.
-        row_scale: float32 [M] or [L, M], a global scale per row of ``a``; whole tensors have their own.
-        a_format, b_format: formats of ``a`` and ``b``; whole tensors have their own.
-        scale_layout, early_weights: as for :func:`grouped_gemm`; all else as in the public operation.
+            Global scales per row of ``a`` are float32 [M] or [L, M].
+        scale_layout, options: as for :func:`grouped_gemm`; all else as in the public operation.
 
     Raises what the public operation raises. Nothing is written to ``out`` when a check fails.
     """
-    if a_scale is None or b_scale is None:
-        early_weights = early_weights_beside(early_weights, scale_layout, b)
-        first = batched_parts(a, a_scale, scale_layout, a_format)
-        a, a_scale, factor_a, a_format, own = first
-        row_scale = own if row_scale is None else row_scale
-        check_rows_format("a", a, a_scale, a_format)
-        second = batched_parts(b, b_scale, scale_layout, b_format)
-        refuse_row_scales("b", second)
-        b, b_scale, factor_b, b_format, _ = second
-        alpha = times(alpha, factor_a, factor_b)
-        a_scale = scale_or_room(a_scale, a, out_dtype, a_format)
-        b_scale = scale_or_room(b_scale, b, out_dtype, b_format)
+    early_weights, config = options.prefetch_weights and not is_converted(scale_layout, b), options.config
+    first, second, _ = operands_of(scale_layout, out_dtype, a, b, split=batched_parts)
+    a, a_scale, a_format, row_scale, factor_a = first
+    b, b_scale, b_format, _, factor_b = second
+    alpha = times(alpha, factor_a, factor_b)
     out_format = result_format(out_dtype)
     if out_format is not None and a_scale is None:
         check_result_of_pair(out_dtype, None)
@@ -102,7 +73,6 @@ def gemm(
     if config is not None and a_scale is None:
         raise UnsupportedProblem("config with 16-bit a: that kernel has nothing to configure; leave it out")
     if private_api.is_traced():  # the custom op (ops.library) that a traced graph keeps
-        check_early_weights(early_weights)
         return _traced((a, b, a_scale, b_scale), alpha, row_scale, bias, out, out_dtype, out_global_scale, config,
                        (scale_layout, backend, a_format.name, b_format.name))  # fmt: skip
     if alpha is not None:
@@ -112,7 +82,6 @@ def gemm(
 
     is_weight_only = a_scale is None
     if is_weight_only and dequantized.is_for_gemm(a, b, b_format, out_dtype, backend):
-        check_early_weights(early_weights)
         if dequantized.is_plain(a, b, alpha, bias, b_format, out, out_dtype):
             how: Any = (b_format, out_dtype, scale_layout, backend)
             return dequantized.multiply_plain(a, b, b_scale, alpha, bias, *how)
@@ -137,7 +106,6 @@ def gemm(
     )  # fmt: skip
 
     def check() -> tuple[Task, list[torch.Tensor]]:
-        check_early_weights(early_weights)
         if a_scale is None:
             product, result = products.check_weight_only(
                 a, b, b_scale, alpha, b_format, out, ("a", "b", "b_scale"), out_dtype, scale_layout, bias
@@ -147,7 +115,6 @@ def gemm(
             raise ValueError(
                 f"a is {a.dtype} and has an a_scale; 16-bit a has none: pass a_scale=None, or quantize(a)"
             )
-        check_config(config)
         product, results = products.check_gemm(
             a, b, a_scale, b_scale, alpha, bias, formats, out, out_dtype, out_global_scale, scale_layout
         )

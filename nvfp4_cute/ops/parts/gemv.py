@@ -7,54 +7,48 @@ import torch
 from nvfp4_cute import private_api
 from nvfp4_cute.backends.calls import call
 from nvfp4_cute.errors import UnsupportedProblem
-from nvfp4_cute.formats.block_format import NVFP4, BlockFormat
 from nvfp4_cute.formats.block_scaled import BlockScaledTensor, ScaleLayout
 from nvfp4_cute.launch.simt import GemvTask, W4A16Task
 from nvfp4_cute.launch.task import Task
 from nvfp4_cute.operands import products
 from nvfp4_cute.operands.numbers_on_device import one_number_on
 from nvfp4_cute.operands.rules import ACTIVATION_DTYPES
-from nvfp4_cute.operands.whole import batched_parts, check_rows_format, times
+from nvfp4_cute.operands.whole import batched_parts, times
 from nvfp4_cute.ops.traced import refuse_gradients
 
 
 def gemv(
     a: Any,
     b: Any,
-    a_scale: torch.Tensor | None = None,
-    b_scale: torch.Tensor | None = None,
     alpha: Any = None,
     *,
-    a_format: BlockFormat = NVFP4,
-    b_format: BlockFormat = NVFP4,
     out: torch.Tensor | None = None,
     out_dtype: torch.dtype = torch.bfloat16,
     scale_layout: ScaleLayout = "blocked",
     backend: str = "auto",
 ) -> torch.Tensor:
-    """Computes :func:`nvfp4_cute.gemv` of operands given as data and scales; without scales, of whole tensors.
+    """Computes :func:`nvfp4_cute.gemv` of whole tensors, or of ``Parts``: data with scales.
 
-    Without ``b_scale``, ``b`` holds 16-bit values (W4A16), whose sums are added in the order of ``gemm`` with 16-bit ``a``.
+    Sums of 16-bit ``b`` (W4A16) are added in the order of ``gemm`` with 16-bit ``a``.
 
     Args:
-        a, a_scale: as for ``parts.gemm``. b: [K/2] or [K/2, L]; batches a multiple of 16 bytes apart.
-        b_scale: scales of b, laid out as those of a matrix with one row: [1, K/16(, L)] where row-major.
+        a: as for ``parts.gemm``.
+        b: data [K/2] or [K/2, L]; batches a multiple of 16 bytes apart. Scales are laid out as those of a matrix with one row:
+            [1, K/16(, L)] where row-major.
 
     Raises what the public operation raises. Nothing is written to ``out`` when a check fails.
     """
-    if a_scale is None or b_scale is None:
-        is_matrix = isinstance(b, BlockScaledTensor) and len(b.shape) == 3
-        whole = a
-        a, a_scale, factor_a, a_format, of_rows = batched_parts(a, a_scale, scale_layout, a_format)
-        b, b_scale, factor_b, b_format, of_row = batched_parts(b, b_scale, scale_layout, b_format)
-        check_rows_format("b", b, b_scale, b_format)
-        if of_rows is not None:
-            raise UnsupportedProblem(
-                f"a is {list(whole.shape)} with a global scale per row; gemv multiplies weights by a vector: call "
-                "gemm(a, b), whose a may have them"
-            )
-        b = b[0] if is_matrix else b
-        alpha = times(alpha, factor_a, factor_b, None if of_row is None else of_row.reshape(-1))
+    is_matrix = isinstance(b, BlockScaledTensor) and len(b.shape) == 3
+    rows, vector = batched_parts(a, scale_layout), batched_parts(b, scale_layout)
+    if rows.row_scale is not None:
+        raise UnsupportedProblem(
+            f"a is {list(a.shape)} with a global scale per row; gemv multiplies weights by a vector: call "
+            "gemm(a, b), whose a may have them"
+        )
+    a, a_scale, a_format, _, factor_a = rows
+    b, b_scale, b_format, of_row, factor_b = vector
+    b = b[0] if is_matrix else b
+    alpha = times(alpha, factor_a, factor_b, None if of_row is None else of_row.reshape(-1))
     if private_api.is_traced():  # the custom op (ops.library) that a traced graph keeps
         alpha = one_number_on(alpha, a)
         refuse_gradients(a, b, a_scale, b_scale, alpha)

@@ -8,7 +8,6 @@ import torch
 
 from nvfp4_cute import private_api
 from nvfp4_cute.backends.calls import call
-from nvfp4_cute.formats.block_format import NVFP4 as NVFP4_FORMAT
 from nvfp4_cute.formats.block_format import BlockFormat
 from nvfp4_cute.formats.block_scaled import ScaleLayout
 from nvfp4_cute.launch.grouped import GroupedTask
@@ -18,14 +17,8 @@ from nvfp4_cute.operands.grouped import Result, Weights
 from nvfp4_cute.operands.numbers_on_device import numbers_of
 from nvfp4_cute.operands.results import as_results, as_stored, flat_outputs, new_outputs
 from nvfp4_cute.operands.row_scales import with_row_scales
-from nvfp4_cute.operands.whole import (
-    check_rows_format,
-    early_weights_beside,
-    parts,
-    refuse_row_scales,
-    scale_or_room,
-    times,
-)
+from nvfp4_cute.operands.whole import Parts, is_converted, operands_of, times
+from nvfp4_cute.ops.options import DEFAULT, Options
 from nvfp4_cute.ops.parts import dequantized
 from nvfp4_cute.ops.parts.gemm import gemm
 from nvfp4_cute.ops.traced import (
@@ -35,49 +28,42 @@ from nvfp4_cute.ops.traced import (
     refuse_gradients,
     torch_dtype,
 )
-from nvfp4_cute.planning.config import KernelConfig, check_config
-from nvfp4_cute.problem import Gate, OutDtype, check_early_weights, result_format
+from nvfp4_cute.planning.config import KernelConfig
+from nvfp4_cute.problem import Gate, OutDtype, result_format
 
 
 def grouped_gemm(
     a: Any,
     b: Any,
-    a_scale: Any = None,
-    b_scale: Any = None,
     offs: torch.Tensor | None = None,
     alpha: Any = None,
     *,
     masked_m: torch.Tensor | None = None,
-    row_scale: Any = None,
-    a_format: BlockFormat = NVFP4_FORMAT,
-    b_format: BlockFormat = NVFP4_FORMAT,
     out: Any = None,
     out_dtype: OutDtype = torch.bfloat16,
     out_global_scale: Any = None,
     scale_layout: ScaleLayout = "blocked",
-    early_weights: bool = False,
     backend: str = "auto",
-    config: KernelConfig | None = None,
+    options: Options = DEFAULT,
 ) -> Any:
-    """Computes :func:`nvfp4_cute.grouped_gemm` of operands given as data and scales; without scales, of whole tensors.
+    """Computes :func:`nvfp4_cute.grouped_gemm` of whole tensors, or of ``Parts``: data with scales.
 
     The shapes are those of packed data: where the public operation says K, rows hold the bytes of K elements.
 
     Args:
-        a: K-major rows, a multiple of 16 bytes apart, or 16-bit values without ``a_scale`` (weight-only). List: one [M_g, K/2]
+        a: K-major rows, a multiple of 16 bytes apart, or 16-bit values without scales (weight-only). List: one [M_g, K/2]
             (or [M_g, K/2, 1]) per group. Ragged (``offs``): [rows, K/2]. Masked (``masked_m``): [G, M_max, K/2].
-        b: weights. List: one [N_g, K/2] per group. Ragged, masked: [G, N, K/2].
-        a_scale, b_scale: blocked scales, not copied. List: per group flat, [rm, rk, 32, 4, 4] or the (32, 4, rm, 4, rk, 1)
+            Blocked scales are not copied. List: per group flat, [rm, rk, 32, 4, 4] or the (32, 4, rm, 4, rk, 1)
             view, or [M_g, K/16] with ``scale_layout="rowmajor"`` (converted, which allocates). Ragged: any contiguous shape,
             every group's rows padded to 128; rows without scales give zeros. Masked: contiguous [G, ...] of G times
             [rm, rk, 32, 4, 4]. Float32 scales have rows: FP8_1x128 [rows, K/128], FP8_128x128 [(G, )ceil(N/128), K/128], INT8
             [rows, 1]; scales whose rows are not contiguous are copied.
-        row_scale: global scale per row of ``a``: list: one float32 [M_g] per group; ragged: [rows]; masked: [G, M_max]. Whole
-            tensors have their own.
-        a_format, b_format: formats of ``a`` and ``b``; whole tensors have their own.
+            Global scales per row of ``a``: list: one float32 [M_g] per group; ragged: [rows]; masked: [G, M_max].
+        b: weights. List: one [N_g, K/2] per group. Ragged, masked: [G, N, K/2].
         out: as in the public operation. Quantized results with sizes on the device: (data, scale) in the shapes of the result.
-        early_weights: ``Options.prefetch_weights``. It must also hold for earlier launches up to one that made this promise,
-            because products of lists and ``gemm`` without it do not hold back what follows them.
+        options: ``config`` and ``prefetch_weights``; the public operations apply the others. The promise of ``prefetch_weights``
+            must also hold for earlier launches up to one that made it, because products of lists and ``gemm`` without it do not
+            hold back what follows them.
 
     Returns:
         The results of the public operation. Quantized results with sizes on the device are (data, scale); padding rows of the
@@ -86,19 +72,12 @@ def grouped_gemm(
     Raises what the public operation raises. Nothing is written to ``out`` when a check fails.
     """
     is_list, out_format = offs is None and masked_m is None, result_format(out_dtype)
-    if a_scale is None or b_scale is None:
-        early_weights = early_weights_beside(early_weights, scale_layout, b)
-        a, a_scale, factor_a, a_format, own = parts(a, a_scale, scale_layout, a_format)
-        row_scale = own if row_scale is None else row_scale
-        check_rows_format("a", a, a_scale, a_format)
-        second = parts(b, b_scale, scale_layout, b_format)
-        refuse_row_scales("b", second)
-        b, b_scale, factor_b, b_format, _ = second
-        alpha = times(alpha, factor_a, factor_b)
-        a_scale = scale_or_room(a_scale, a, out_dtype, a_format, -1)
-        b_scale = scale_or_room(b_scale, b, out_dtype, b_format, -1)
+    early_weights, config = options.prefetch_weights and not is_converted(scale_layout, b), options.config
+    first, second, _ = operands_of(scale_layout, out_dtype, a, b)
+    a, a_scale, a_format, row_scale, factor_a = first
+    b, b_scale, b_format, _, factor_b = second
+    alpha = times(alpha, factor_a, factor_b)
     if private_api.is_traced():
-        check_early_weights(early_weights)
         return _traced((a, b, a_scale, b_scale), (offs, masked_m), alpha, row_scale, out, out_dtype, out_global_scale, config,
                        (scale_layout, backend, a_format.name, b_format.name))  # fmt: skip
     sides: tuple[Any, ...] = (a, b, b_scale) if a_scale is None else (a, b, a_scale, b_scale)
@@ -108,18 +87,13 @@ def grouped_gemm(
         alpha = numbers_of(alpha, a, offs, masked_m)
         inputs.append(alpha)
     if a_scale is None and config is None and masked_m is None:
-        how: dict[str, Any] = {
-            "b_format": b_format,
-            "out_dtype": out_dtype,
-            "scale_layout": scale_layout,
-            "backend": backend,
-        }
+        how: dict[str, Any] = {"out_dtype": out_dtype, "scale_layout": scale_layout, "backend": backend}
         if counts == (1, 1, 1) and dequantized.is_for_gemm(a[0], b[0], b_format, out_dtype, backend):
             (one,) = out or [None]
-            return [gemm(a[0], b[0], None, b_scale[0], alpha, out=one, early_weights=early_weights, **how)]
+            weight = Parts(b[0], b_scale[0], b_format)
+            return [gemm(a[0], weight, alpha, out=one, options=Options(None, early_weights), **how)]
         if offs is not None and dequantized.is_for_groups(a, b, b_format, alpha, out_dtype, backend):
-            check_early_weights(early_weights)
-            return _dequantized(a, b, b_scale, alpha, offs, out, **how)
+            return _dequantized(a, b, b_scale, alpha, offs, out, b_format=b_format, **how)
     if out_global_scale is not None:
         out_global_scale = numbers_of(out_global_scale, a, offs, masked_m, is_in_result=True)
         inputs.append(out_global_scale)
@@ -129,14 +103,9 @@ def grouped_gemm(
     settings = ("grouped_gemm", counts, absent, out_dtype, scale_layout, config, formats, early_weights)
 
     def check() -> tuple[Task, list[torch.Tensor]]:
-        weights, result = (
-            [Weights("b", b, b_scale, "alpha", alpha, b_format)],
-            Result(out, out_dtype, out_global_scale),
-        )
-        how = (scale_layout, None, config, backend, early_weights)
-        return grouped_task(
-            a, a_scale, a_format, weights, (offs, masked_m), result, *how, row_scale=row_scale
-        )
+        weights = [Weights("b", b, b_scale, "alpha", alpha, b_format)]
+        result, how = Result(out, out_dtype, out_global_scale), (scale_layout, None, config, early_weights)
+        return grouped_task(first, weights, (offs, masked_m), result, *how)
 
     outs = call(backend, settings, inputs, group_outputs(out, is_list, out_format), check)
     return outs if out_format is None and is_list else as_results(outs, is_list, out_format, out_global_scale)
@@ -181,38 +150,34 @@ def group_outputs(out: Any, is_list: bool, format: BlockFormat | None) -> list[A
 
 
 def grouped_task(
-    a: Any,
-    a_scale: Any,
-    a_format: BlockFormat,
+    a: Parts,
     weights: list[Weights],
     sizes: tuple[Any, Any],
     result: Result,
     scale_layout: ScaleLayout,
     gate: Gate | None,
     config: KernelConfig | None,
-    backend: str,
-    early_weights: bool = False,
-    row_scale: Any = None,
+    early_weights: bool,
     bias: torch.Tensor | None = None,
 ) -> tuple[Task, list[torch.Tensor]]:
     """Returns the checked task of a grouped operation of any form, and the tensors that it writes.
 
     bias: of a dual GEMM; see ``grouped_dual_gemm``.
     """
-    check_config(config)
-    check_early_weights(early_weights)
     if all(x is None for x in sizes):
-        problem, operands = grouped.check_lists(a, a_scale, weights, result, scale_layout, gate, a_format)
+        problem, operands = grouped.check_lists(
+            a.data, a.scale, weights, result, scale_layout, gate, a.format
+        )
         is_own = result.out is not None
         outs = group_outputs(result.out, True, result.format) if is_own else new_outputs(problem, operands)
     else:
         problem, operands, outs = grouped.check_device_groups(
-            a, a_scale, weights, sizes, result, scale_layout, gate, a_format
+            a.data, a.scale, weights, sizes, result, scale_layout, gate, a.format
         )
         outs = outs if result.out is not None else as_stored(outs, result.format)
     if bias is not None:
         problem, operands = grouped.with_bias(problem, operands, bias)
-    problem, operands = with_row_scales(problem, operands, row_scale)
+    problem, operands = with_row_scales(problem, operands, a.row_scale)
     return GroupedTask.of(problem, operands, config, early_weights, scale_layout), outs
 
 

@@ -14,6 +14,7 @@ from itertools import accumulate
 from typing import Any
 
 import expert_layers
+import flat_parts as parts
 import torch
 from expert_layers import mx_weights, some_layer
 
@@ -34,7 +35,6 @@ from nvfp4_cute.formats.block_format import (
     FP8_1x128,
     FP8_128x128,
 )
-from nvfp4_cute.ops import parts
 from nvfp4_cute.planning.choose import candidates
 from nvfp4_cute.problem import Form, Gate, OutDtype, result_format
 from nvfp4_cute.prove.exact import Dice
