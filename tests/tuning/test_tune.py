@@ -12,7 +12,7 @@ import torch
 from flat_parts import gemm, grouped_gemm
 from oracle import assert_bitwise_equal
 
-from nvfp4_cute import backends, cli, tune
+from nvfp4_cute import Options, backends, cli, tune
 from nvfp4_cute.backends import calls
 from nvfp4_cute.backends.emulator import observe
 from nvfp4_cute.bench.cases import select
@@ -315,7 +315,7 @@ def test_configs_are_judged_by_what_is_launched():
 def test_calls_with_nothing_to_tune_are_refused():
     a, b, a_scale, b_scale, _ = operands()
     with pytest.raises(ValueError, match="leave it out"):
-        tune(grouped_gemm, a, b, a_scale, b_scale, config=ODD)
+        tune(grouped_gemm, a, b, a_scale, b_scale, options=Options(ODD))
     with pytest.raises(ValueError, match="chooses no config"):
         tune(gemm, torch.zeros(4, 512, dtype=torch.bfloat16), b[1], None, b_scale[1])
     with pytest.raises(ValueError, match="entries"):
