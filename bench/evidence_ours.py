@@ -28,11 +28,12 @@ from nvfp4_cute.formats.block_format import (
 from nvfp4_cute.formats.block_format import NVFP4 as NVFP4_FORMAT
 from nvfp4_cute.formats.codecs import encode_e4m3, encode_ue8m0
 from nvfp4_cute.formats.scale_layout import to_blocked
+from nvfp4_cute.launch_table import INTERLEAVE
 from nvfp4_cute.ops import parts as on_parts
 from nvfp4_cute.ops.parts import Options, Parts
 from nvfp4_cute.planning.arch import family_of, mmas_of, simt
 from nvfp4_cute.planning.choose import candidates
-from nvfp4_cute.planning.config import INTERLEAVE, KernelConfig
+from nvfp4_cute.planning.config import KernelConfig
 from nvfp4_cute.problem import NVFP4, Gate, OutDtype, WeightLayout
 from nvfp4_cute.problem import Form as ProblemForm
 

@@ -10,6 +10,9 @@ describes the operands of all groups.
 import struct
 from enum import IntEnum
 
+# Rows by which one operand interleaves the weights of a dual GEMM's products.
+INTERLEAVE = {"interleaved_64_up_first": 64, "interleaved_32_gate_first": 32}
+
 
 def float32_bits(value: float) -> int:
     """Returns the bits of ``value``, rounded to float32, as a signed integer."""

@@ -11,6 +11,7 @@ from nvfp4_cute.batch_invariance import is_batch_invariant
 from nvfp4_cute.formats import block_format
 from nvfp4_cute.formats.block_format import TMA_ALIGN_BYTES as TMA_ALIGN_BYTES
 from nvfp4_cute.formats.block_format import BlockFormat
+from nvfp4_cute.launch_table import INTERLEAVE
 
 INT32_MAX = 2**31 - 1
 OUT_DTYPES = (torch.float16, torch.bfloat16, torch.float32)
@@ -32,7 +33,7 @@ WeightLayout = Literal["separate", "interleaved_64_up_first", "interleaved_32_ga
 # Layouts that callers may pass; halves of one operand are two operands to a kernel.
 DualWeights = Literal["separate", "concatenated", "interleaved_64_up_first", "interleaved_32_gate_first"]
 # Number of rows after which an interleaved layout repeats.
-PERIODS = {"interleaved_64_up_first": 128, "interleaved_32_gate_first": 64}
+PERIODS = {layout: 2 * rows for layout, rows in INTERLEAVE.items()}
 
 
 def gemm_bytes(

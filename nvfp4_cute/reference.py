@@ -14,6 +14,7 @@ from nvfp4_cute.formats.block_format import INT8, INT8_PAIR, NVFP4, BlockFormat,
 from nvfp4_cute.formats.codecs import decode_blocks
 from nvfp4_cute.formats.fp8_order import in_rows
 from nvfp4_cute.formats.scale_layout import as_blocked, from_blocked, to_blocked
+from nvfp4_cute.launch_table import INTERLEAVE
 
 OUT_DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 INTEGER_DTYPES = (*OUT_DTYPES, torch.int32)
@@ -245,9 +246,7 @@ def of_products(rows: torch.Tensor, weight_layout: str) -> tuple[torch.Tensor, t
 
     weight_layout: see :func:`grouped_dual_gemm_reference`; "separate" has the order of "concatenated".
     """
-    width = {"interleaved_64_up_first": 64, "interleaved_32_gate_first": 32}.get(
-        weight_layout, len(rows) // 2
-    )
+    width = INTERLEAVE.get(weight_layout, len(rows) // 2)
     halves = [half.flatten() for half in rows.view(-1, 2, width).unbind(1)]
     gate, up = halves[::-1] if weight_layout == "interleaved_64_up_first" else halves
     return gate, up

@@ -6,7 +6,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32, Int64
 
-from nvfp4_cute.planning.config import INTERLEAVE
+from nvfp4_cute.launch_table import INTERLEAVE
 
 from .group_table import WorkTile, select_slot
 

@@ -4,8 +4,8 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32
 
+from nvfp4_cute.launch_table import INTERLEAVE
 from nvfp4_cute.planning.arch.sm100.limits import EPI_TILE_N
-from nvfp4_cute.planning.config import INTERLEAVE
 
 from ..common import ptx
 from ..common.bias import load_bias

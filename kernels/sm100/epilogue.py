@@ -14,8 +14,9 @@ from cutlass import Boolean, Float32, Int32, Uint32
 from cutlass.cute.nvgpu import tcgen05
 
 from nvfp4_cute.formats.block_format import BlockFormat
+from nvfp4_cute.launch_table import INTERLEAVE
 from nvfp4_cute.planning.arch.sm100.limits import EPI_TILE_N, MMA_CTA_M, TmemMap
-from nvfp4_cute.planning.config import INTERLEAVE, KernelConfig
+from nvfp4_cute.planning.config import KernelConfig
 
 from ..common import ptx
 from ..common.activation import gate

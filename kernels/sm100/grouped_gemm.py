@@ -34,9 +34,8 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32, Int64, Uint8
 
 from nvfp4_cute.formats.block_format import BlockFormat
-from nvfp4_cute.launch_table import NUM_COLUMNS, Header
+from nvfp4_cute.launch_table import INTERLEAVE, NUM_COLUMNS, Header
 from nvfp4_cute.planning.arch.sm100.limits import SmemPlan, TmemMap, smem_plan, tmem_map
-from nvfp4_cute.planning.config import INTERLEAVE
 
 from ..common.launch_args import read_groups, read_operands, read_outputs
 from ..common.operand_maps import Boxes, Descriptors, prefetch_descriptors

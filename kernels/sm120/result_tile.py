@@ -8,7 +8,7 @@ a lane has both sums of a result.
 from dataclasses import dataclass
 from itertools import product
 
-from nvfp4_cute.planning.config import INTERLEAVE
+from nvfp4_cute.launch_table import INTERLEAVE
 
 from .warp_tile import BAND, WarpTile
 
@@ -29,7 +29,7 @@ class ResultTile:
     Attributes:
         warp_tile: layout of the warp's sums.
         weights_along_m: whether ``b`` is on the M side.
-        weight_layout: layout of a dual GEMM's weights: "separate", or one of ``planning.config.INTERLEAVE``.
+        weight_layout: layout of a dual GEMM's weights: "separate", or one of ``launch_table.INTERLEAVE``.
     """
 
     warp_tile: WarpTile

@@ -8,9 +8,9 @@ import torch
 from nvfp4_cute.formats.block_format import NVFP4, BlockFormat
 from nvfp4_cute.formats.block_scaled import BlockScaledTensor
 from nvfp4_cute.formats.exact_fp8 import mxfp4_for_fp8
+from nvfp4_cute.launch_table import INTERLEAVE
 from nvfp4_cute.operands.rules import check_choice
 from nvfp4_cute.ops.quantize import quantize
-from nvfp4_cute.planning.config import INTERLEAVE
 
 LINE_BYTES = 128
 # Rows of the gate, and rows of up, in each turn.

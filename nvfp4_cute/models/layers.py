@@ -1,7 +1,7 @@
 """Makes modules from the layers that a checkpoint stores."""
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -196,6 +196,16 @@ def _with_fp8_rows(
 def _rows_of(stored: str | None, activations: LayerActivations) -> str | None:
     """Returns the format of quantized rows: that of the checkpoint, or the caller's 4over6 or per-row NVFP4."""
     return activations if stored == "nvfp4" and activations in OWN_ROWS else stored
+
+
+def product_sizes(sizes: Sequence[int], numbers: Iterable[torch.Tensor]) -> list[int]:
+    """Returns the rows of the products that compute a layer of merged parts: one product if all parts have equal numbers.
+
+    Args:
+        sizes: rows of the parts.
+        numbers: such as global scales, with one entry per part.
+    """
+    return [sum(sizes)] if all(bool((one == one[0]).all()) for one in numbers) else [*sizes]
 
 
 def own_scale(given: torch.Tensor | float | None, activations: str) -> Any:

@@ -5,9 +5,10 @@ from typing import Any
 
 from nvfp4_cute.errors import ConfigError, UnsupportedProblem
 from nvfp4_cute.formats.block_format import NVFP4_PAIR, BlockFormat, Formats
+from nvfp4_cute.launch_table import INTERLEAVE
 from nvfp4_cute.planning.arch import check_results, choose_weight_only, families_of, family_of, mmas_of
 from nvfp4_cute.planning.arch.base import Family, check_pair
-from nvfp4_cute.planning.config import INTERLEAVE, KernelConfig
+from nvfp4_cute.planning.config import KernelConfig
 from nvfp4_cute.planning.rows import rounded_rows
 from nvfp4_cute.problem import Form, Gate, GroupedProblem, WeightLayout, num_weights
 

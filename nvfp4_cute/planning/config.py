@@ -7,8 +7,6 @@ _NAME = re.compile(
     r"t(\d+)x(\d+)x(\d+)_s(\d+)a(\d+)(_2cta)?(_ultra)?(_swap)?(_pre)?(_sk)?(_warp)?(?:_m(\d+))?(?:_k(\d+))?(?:_p(\d+))?$"
 )
 
-# Rows by which one operand interleaves the weights of a dual GEMM's products.
-INTERLEAVE = {"interleaved_64_up_first": 64, "interleaved_32_gate_first": 32}
 # Fields that every family of architectures has.
 SHARED_FIELDS = ("cta_tile_shape_mnk", "num_ab_stage", "num_acc_stage", "num_cta", "swap_ab", "split_k")
 

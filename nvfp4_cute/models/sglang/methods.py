@@ -26,7 +26,13 @@ from nvfp4_cute.errors import CheckpointError, UnsupportedProblem
 from nvfp4_cute.formats.block_format import NVFP4
 from nvfp4_cute.formats.block_scaled import BlockScaledTensor
 from nvfp4_cute.models.checkpoints.stored import Scheme, StoredExperts, StoredLinear, stored_weight
-from nvfp4_cute.models.layers import ACTIVATION_CHOICES, LayerActivations, experts_module, linear_module
+from nvfp4_cute.models.layers import (
+    ACTIVATION_CHOICES,
+    LayerActivations,
+    experts_module,
+    linear_module,
+    product_sizes,
+)
 from nvfp4_cute.nn import prepare
 
 # ModelOpt's names of weight-only NVFP4, which SGLang's config refuses, and of NVFP4 with 4-bit activations.
@@ -211,9 +217,7 @@ class NVFP4LinearMethod(LinearMethodBase):
         factors = names.known(names.weight_factor, taken[names.weight_factor])
         has_inputs = self.scheme.activations is not None
         inputs = names.known(names.input_factor, taken[names.input_factor]).amax() if has_inputs else None
-        # Parts with equal global scales become one product.
-        is_one = bool((factors == factors[0]).all())
-        sizes = [sum(layer.logical_widths)] if is_one else layer.logical_widths
+        sizes = product_sizes(layer.logical_widths, [factors])
         # Other code of SGLang reads ``weight``.
         layer.weight = torch.nn.Parameter(taken[names.weight], requires_grad=False)
         device, dtype, k = layer.weight.device, layer.params_dtype, layer.input_size_per_partition

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -31,7 +32,7 @@ from nvfp4_cute.models.checkpoints.convention import (
     needed_roles,
 )
 from nvfp4_cute.models.checkpoints.stored import INT4, Scheme, StoredLinear, stored_weight
-from nvfp4_cute.models.layers import LayerActivations, linear_module
+from nvfp4_cute.models.layers import LayerActivations, linear_module, product_sizes
 from nvfp4_cute.models.vllm.graphs import add_to_key
 from nvfp4_cute.models.vllm.kernels import KERNELS
 from nvfp4_cute.models.vllm.parameters import (
@@ -129,11 +130,10 @@ class LinearMethod(LinearMethodBase):
         own = {role: given.pop(role) for role in (GLOBAL, ORDER, PRE) if role in given}
         # One scale for all parts: they read the same rows, and the largest scale clamps nothing.
         input_scale = given.pop(INPUT).amax() if INPUT in given else None
-        is_one = all(bool((one == one[0]).all()) for one in own.values())
-        spans = [(0, sum(sizes))] if is_one else [(sum(sizes[:i]), size) for i, size in enumerate(sizes)]
+        products = product_sizes(sizes, own.values())
         bias = self._bias(layer)
         modules = []
-        for i, (start, rows) in enumerate(spans):
+        for i, (start, rows) in enumerate(zip(accumulate(products, initial=0), products, strict=False)):
             cut = {role: self._rows(role, tensor, start, rows) for role, tensor in given.items()}
             weight, order = self._weight(layer, cut, {role: one[i] for role, one in own.items()})
             stored = StoredLinear(

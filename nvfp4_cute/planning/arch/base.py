@@ -318,7 +318,7 @@ class Family(Protocol):
         """Returns why this family cannot build ``config``, with the nearest legal value; None if it can."""
 
     def interleave_reason(self, config: KernelConfig, weight_layout: str) -> str | None:
-        """Returns why weights of ``config.INTERLEAVE`` cannot be computed with ``config``; None if they can."""
+        """Returns why weights of ``launch_table.INTERLEAVE`` cannot be computed with ``config``; None if they can."""
 
     def quantized_reason(self, config: KernelConfig, format: BlockFormat) -> str | None:
         """Returns why results of a format cannot be computed with ``config``; None if they can."""
@@ -364,7 +364,7 @@ class Family(Protocol):
 
         Args:
             num_b: weight operands: 2 for a dual GEMM whose weights are not interleaved.
-            weight_layout: "separate", or one of ``config.INTERLEAVE``.
+            weight_layout: "separate", or one of ``launch_table.INTERLEAVE``.
             out_format: format of quantized results; None for other results.
             form: form of the operands.
             formats: formats of ``a`` and ``b``.

@@ -19,6 +19,7 @@ from nvfp4_cute.formats.block_format import (
     Formats,
 )
 from nvfp4_cute.gpus import verdicts
+from nvfp4_cute.launch_table import INTERLEAVE
 from nvfp4_cute.planning.arch import fp8
 from nvfp4_cute.planning.arch.base import (
     Mma,
@@ -35,7 +36,7 @@ from nvfp4_cute.planning.arch.base import (
     operands_on_sides,
 )
 from nvfp4_cute.planning.arch.fp8 import aligned_scale_bytes, promotes
-from nvfp4_cute.planning.config import INTERLEAVE, KernelConfig
+from nvfp4_cute.planning.config import KernelConfig
 from nvfp4_cute.problem import Form, GroupedProblem
 
 ARCHS = ("sm_120a", "sm_121a")
@@ -217,7 +218,7 @@ def candidates(
 
     Args:
         num_b: weight operands: 2 for a dual GEMM whose weights are not interleaved.
-        weight_layout: "separate", or one of ``config.INTERLEAVE``.
+        weight_layout: "separate", or one of ``launch_table.INTERLEAVE``.
         out_format: format of quantized results; None for other results.
         form: ignored.
         formats: formats of ``a`` and ``b``, which determine the K tile.
@@ -471,7 +472,7 @@ def unsupported_reason(config: KernelConfig, num_b: int = 1, formats: Formats = 
 
 
 def interleave_reason(config: KernelConfig, weight_layout: str) -> str | None:
-    """Returns why weights of ``config.INTERLEAVE`` cannot be computed with ``config``; None if they can."""
+    """Returns why weights of ``launch_table.INTERLEAVE`` cannot be computed with ``config``; None if they can."""
     n, period = config.cta_tile_shape_mnk[1], 2 * INTERLEAVE.get(weight_layout, 0)
     if period and not config.swap_ab and n % period:
         return f"N tile {n} with weight_layout={weight_layout!r}: tiles hold whole periods; use N tile {period} or swap_ab"

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from nvfp4_cute.formats.block_format import NVFP4_PAIR, BlockFormat, Formats
+from nvfp4_cute.launch_table import INTERLEAVE
 from nvfp4_cute.planning.arch.base import allowed
 from nvfp4_cute.planning.arch.sm100.limits import (
     CANDIDATES,
@@ -35,7 +36,7 @@ from nvfp4_cute.planning.arch.sm100.limits import (
     smem_plan,
     with_k_tile,
 )
-from nvfp4_cute.planning.config import INTERLEAVE, KernelConfig
+from nvfp4_cute.planning.config import KernelConfig
 from nvfp4_cute.planning.schedule import TileSchedule, WorkTile, make_schedule
 from nvfp4_cute.problem import Form, GroupedProblem
 
@@ -128,7 +129,7 @@ def candidates(
 
     Args:
         num_b: weight operands: 2 for a dual GEMM whose weights are not interleaved.
-        weight_layout: "separate", or one of ``config.INTERLEAVE``.
+        weight_layout: "separate", or one of ``launch_table.INTERLEAVE``.
         out_format: ignored.
         form: if only the device knows the groups' sizes, there is one config per number of rows.
         formats: formats of ``a`` and ``b``, which determine the K tile.

@@ -16,6 +16,7 @@ from nvfp4_cute.formats.block_format import (
     BlockFormat,
     Formats,
 )
+from nvfp4_cute.launch_table import INTERLEAVE
 from nvfp4_cute.planning.arch.base import (
     Mma,
     StagedOperands,
@@ -24,7 +25,7 @@ from nvfp4_cute.planning.arch.base import (
     formats_on_sides,
     operands_on_sides,
 )
-from nvfp4_cute.planning.config import INTERLEAVE, KernelConfig
+from nvfp4_cute.planning.config import KernelConfig
 
 ARCHS = ("sm_100a", "sm_103a", "sm_110a")
 OPTIONS = ("use_2cta_instrs", "multicast_n")
@@ -440,7 +441,7 @@ def launch_reason(config: KernelConfig, smem: SmemPlan, max_stages: int) -> str 
 
 
 def interleave_reason(config: KernelConfig, weight_layout: str) -> str | None:
-    """Returns why weights of ``config.INTERLEAVE`` cannot be computed with ``config``; None if they can."""
+    """Returns why weights of ``launch_table.INTERLEAVE`` cannot be computed with ``config``; None if they can."""
     if weight_layout not in INTERLEAVE:
         return None
     n, width = config.cta_tile_shape_mnk[1], INTERLEAVE[weight_layout]
