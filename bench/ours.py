@@ -10,8 +10,9 @@ import torch
 from nvfp4_cute.bench.cases import Case
 from nvfp4_cute.bench.operands import Operands
 from nvfp4_cute.formats.block_scaled import BlockScaledTensor
+from nvfp4_cute.operands.whole import in_form
 from nvfp4_cute.ops import parts
-from nvfp4_cute.ops.parts import Options, Parts
+from nvfp4_cute.ops.parts import Options
 from nvfp4_cute.planning.arch.simt import FEW_ROWS
 
 NAME = "ours"
@@ -67,15 +68,16 @@ def _gemm(operands: Operands, backend: str) -> Prepared:
 
 def _weight_only(case: Case, operands: Operands, backend: str) -> Prepared:
     """Prepares rows of bfloat16: ``gemm`` for one group, one grouped product for several."""
-    rows, b, out = operands.bf16_a, operands.sides[1], list(operands.out)
+    b, out = operands.sides[1], list(operands.out)
+    rows = parts.Parts(operands.bf16_a)
     options = {"out_dtype": out[0].dtype, "backend": backend}
     if case.form == "ragged":
-        x, weights, y = torch.cat(rows), _stacked(b), torch.cat(out)
-        offs, out = _offs(case, x.device), list(y.split([len(one) for one in rows]))
+        (x, weights), y = in_form("ragged", rows, b), torch.cat(out)
+        offs, out = _offs(case, y.device), list(y.split([len(one) for one in rows.data]))
         call = lambda: parts.grouped_gemm(x, weights, offs, out=y, **options)
-    elif len(rows) == 1:
+    elif len(out) == 1:
         _, weight = operands.of_group(0)
-        call = lambda: parts.gemm(rows[0], weight, out=out[0], **options)
+        call = lambda: parts.gemm(rows.data[0], weight, out=out[0], **options)
     else:
         call = lambda: parts.grouped_gemm(rows, b, out=out, **options)
     return Prepared(call, out)
@@ -83,8 +85,8 @@ def _weight_only(case: Case, operands: Operands, backend: str) -> Prepared:
 
 def _gemv(operands: Operands, backend: str) -> Prepared:
     """Prepares the groups as one batch: [M, K/2, L] views of stacked memory."""
-    a, b = map(_stacked, operands.sides)
-    a, b = a._replace(data=a.data.permute(1, 2, 0)), b._replace(data=b.data.flatten(0, 1).T)
+    a, b = in_form("batched", *operands.sides)
+    b = b._replace(data=b.data[0])
     out = torch.stack(operands.out).squeeze(2).T
     call = lambda: parts.gemv(a, b, out=out, **_options(operands, backend))
     return Prepared(call, [column.unsqueeze(1) for column in out.unbind(1)])
@@ -92,17 +94,12 @@ def _gemv(operands: Operands, backend: str) -> Prepared:
 
 def _ragged(case: Case, operands: Operands, backend: str) -> Prepared:
     """Prepares the rows of all groups one after the other, with stacked weights and each group's padded scales."""
-    (a, b), out = operands.sides, torch.cat(operands.out)
-    a, b = a._replace(data=torch.cat(a.data), scale=torch.cat(a.scale)), _stacked(b)
+    (a, b), out = in_form("ragged", *operands.sides), torch.cat(operands.out)
     rows, offs = [m for m, _, _ in case.sizes], _offs(case, a.device)
     call = lambda config=None: parts.grouped_gemm(
         a, b, offs, options=Options(config), out=out, **_options(operands, backend)
     )
     return Prepared(call, out.split(rows))
-
-
-def _stacked(side: Parts) -> Parts:
-    return side._replace(data=torch.stack(side.data), scale=torch.stack(side.scale))
 
 
 def _offs(case: Case, device: torch.device) -> torch.Tensor:

@@ -17,6 +17,7 @@ from nvfp4_cute.formats.block_format import NVFP4_PAIR, Formats
 from nvfp4_cute.gpus import targets
 from nvfp4_cute.gpus.targets import Target
 from nvfp4_cute.launch.tuned import request_of
+from nvfp4_cute.operands.whole import in_form
 from nvfp4_cute.ops import parts
 from nvfp4_cute.planning.arch import mmas_of
 from nvfp4_cute.planning.arch.base import check_pair
@@ -143,20 +144,5 @@ def arguments(work: Work, device: torch.device) -> tuple[Callable[..., Any], lis
         options["masked_m"] = torch.tensor(rows, dtype=torch.int32, device=device)
     name = "dual_gemm" if case.operation == "dual_gemm" else "gemm"
     operation = getattr(parts, name if form == "batched" else f"grouped_{name}")
-    a, *weights = (_arranged(side, form, of_rows=i == 0) for i, side in enumerate(operands.sides))
+    a, *weights = in_form(form, *operands.sides)
     return operation, [a, parts.gate_up(*weights) if len(weights) > 1 else weights[0]], options
-
-
-def _arranged(side: parts.Parts, form: Form, of_rows: bool) -> parts.Parts:
-    """Returns one operand as a form takes it."""
-
-    def arranged(tensors: list[torch.Tensor]) -> torch.Tensor:
-        if form == "ragged" and of_rows:
-            return torch.cat(tensors)
-        stacked = torch.stack(tensors)
-        is_2d = tensors[0].ndim == 2  # data, and scales that are not blocked
-        return stacked.permute(1, 2, 0) if form == "batched" and is_2d else stacked
-
-    if form == "list":
-        return side
-    return side._replace(data=arranged(side.data), scale=arranged(side.scale))

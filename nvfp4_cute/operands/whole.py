@@ -13,7 +13,7 @@ from nvfp4_cute.formats.block_format import INT8, NVFP4, BlockFormat
 from nvfp4_cute.formats.block_scaled import BLOCK_SCALED, BlockScaledTensor, ScaleLayout
 from nvfp4_cute.operands.numbers_on_device import numbers_on
 from nvfp4_cute.operands.rules import ACTIVATION_DTYPES
-from nvfp4_cute.problem import OutDtype
+from nvfp4_cute.problem import Form, OutDtype
 
 
 class Parts(NamedTuple):
@@ -83,6 +83,28 @@ def _row_scale(given: BlockScaledTensor) -> torch.Tensor | None:
     """Returns the global scales per row, of a ragged tensor without its last dimension."""
     found = given.global_scale
     return found[:, 0] if found is not None and given.scale_layout == "ragged" else found
+
+
+def in_form(form: Form, a: Parts, *weights: Parts) -> list[Parts]:
+    """Returns operands of a list of groups in another form.
+
+    Groups have one N and one K; "masked" and "batched" ones also one M.
+    """
+    if form == "list":
+        return [a, *weights]
+    first = _joined(a, torch.cat if form == "ragged" else torch.stack)
+    sides = [first, *(_joined(b, torch.stack) for b in weights)]
+    if form != "batched":
+        return sides
+    turn = lambda t: (
+        t if t is None or t.ndim > 3 else t.permute(1, 2, 0)
+    )  # blocked scales have more dimensions
+    return [x._replace(data=turn(x.data), scale=turn(x.scale)) for x in sides]
+
+
+def _joined(side: Parts, join: Callable[[list[torch.Tensor]], torch.Tensor]) -> Parts:
+    scale = None if side.scale is None else join([*side.scale])
+    return side._replace(data=join([*side.data]), scale=scale)
 
 
 def operands_of(

@@ -16,7 +16,8 @@ from nvfp4_cute.gpus import targets
 from nvfp4_cute.operands import tensor_map_fault
 from nvfp4_cute.ops.parts import Parts, grouped_gemm
 from nvfp4_cute.planning.arch import ARCHS
-from nvfp4_cute.prove.exact import Dice, difference
+from nvfp4_cute.prove.draws import Dice
+from nvfp4_cute.prove.exact import difference
 from nvfp4_cute.prove.outcome import FAULT, NOT_HERE, PASSED, WRONG, Job, Outcome
 from nvfp4_cute.prove.probe_keys import ProbeTask
 

@@ -16,6 +16,7 @@ from nvfp4_cute.formats import block_scaled
 from nvfp4_cute.formats.block_format import MXFP4, MXFP8
 from nvfp4_cute.formats.block_format import NVFP4 as NVFP4_FORMAT
 from nvfp4_cute.formats.scale_layout import from_blocked, to_blocked
+from nvfp4_cute.operands.whole import in_form
 from nvfp4_cute.ops.parts import (
     Options,
     Parts,
@@ -29,11 +30,11 @@ from nvfp4_cute.ops.parts import (
 from nvfp4_cute.planning.choose import candidates
 from nvfp4_cute.planning.config import KernelConfig
 from nvfp4_cute.problem import NVFP4, OUT_DTYPES, RESULT_FORMATS, Form, Gate, OutDtype, result_format
-from nvfp4_cute.prove.exact import K_STEP, Dice, difference
+from nvfp4_cute.prove.draws import K_STEP, Dice, poisoned
+from nvfp4_cute.prove.exact import difference
 from nvfp4_cute.reference import grouped_dual_gemm_reference, grouped_gemm_reference
 
 MAX_M, MAX_N, MAX_K, MAX_GROUPS = 300, 384, 1024, 3
-POISON_BYTE = 0xFE  # NaN in every float format
 SLACK = 5
 """Number of rows after the last group of the ragged form, and after each group of the masked form. They stay unwritten."""
 # Sizes that no tile divides: more than a tile, one row, no row, and a K that ends inside a K tile.
@@ -92,16 +93,10 @@ def _to(value: Any, device: str) -> Any:
     return value.to(device) if isinstance(value, torch.Tensor) else value
 
 
-def _poisoned(*shape: int, dtype: torch.dtype) -> torch.Tensor:
-    out = torch.empty(shape, dtype=dtype)
-    out.view(torch.uint8).fill_(POISON_BYTE)
-    return out
-
-
 def _drawn(dice: Dice, sizes: Sizes, num_b: int = 1) -> list[Parts]:
     """Returns data and scales of every group, of ``a`` and of each weight."""
     sides = [[(m, k) for m, _, k in sizes], *[[(n, k) for _, n, k in sizes]] * num_b]
-    return [Parts([dice.values(*x) for x in side], [dice.scales(*x) for x in side]) for side in sides]
+    return [dice.operand(side) for side in sides]
 
 
 def _most(sizes: Sizes) -> int:
@@ -111,22 +106,18 @@ def _most(sizes: Sizes) -> int:
 
 def _arguments(form: Form, operands: list[Parts], sizes: Sizes) -> tuple[list[Parts], dict[str, Any]]:
     """Returns the operands as a form takes them, and the groups' sizes."""
-    if form == "list":
-        return operands, {}
-    a, *joined = operands
-    if form == "masked":
-        joined = operands
-    joined = [Parts(torch.stack(x.data), torch.stack([s.flatten() for s in x.scale])) for x in joined]
+    a, *weights = operands
     rows = torch.tensor([m for m, _, _ in sizes], dtype=torch.int32)
-    if form == "masked":
-        return joined, {"masked_m": rows}
+    if form != "ragged":
+        return in_form(form, a, *weights), {"masked_m": rows} if form == "masked" else {}
     k = sizes[0][2]
     # NaN for rows outside all groups, zeros in padding columns: kernels multiply the columns after the last block by
     # zeros.
     nan = torch.full((NVFP4_FORMAT.scale_atom[0], NVFP4_FORMAT.num_k_blocks(k)), 0x7F, dtype=torch.uint8)
-    data = torch.cat([*a.data, torch.full((SLACK, NVFP4_FORMAT.row_bytes(k)), 0x77, dtype=torch.uint8)])
-    scales = torch.cat([*(s.view(torch.uint8).flatten() for s in a.scale), to_blocked(nan).flatten()])
-    return [Parts(data, scales), *joined], {"offs": rows.cumsum(0).int()}
+    slack = torch.full((SLACK, NVFP4_FORMAT.row_bytes(k)), 0x77, dtype=torch.uint8)
+    scales = [*(s.view(torch.uint8) for s in a.scale), to_blocked(nan)]
+    more = a._replace(data=[*a.data, slack], scale=scales)
+    return in_form(form, more, *weights), {"offs": rows.cumsum(0).int()}
 
 
 # ---- results ---------------------------------------------------------------------------------------------------
@@ -135,11 +126,11 @@ def _outputs(form: Form, sizes: Sizes, dtype: torch.dtype) -> tuple[torch.Tensor
     n = sizes[0][1]
     if form == "list":
         elements = [-(-(m * n + 64) // 64) * 64 for m, n, _ in sizes]  # all 128-byte aligned, or better
-        whole = _poisoned(sum(elements), dtype=dtype)
+        whole = poisoned(sum(elements), dtype=dtype)
         parts = zip(whole.split(elements), sizes, strict=True)
         return whole, [part[: m * n].view(m, n) for part, (m, n, _) in parts]
     shape = (len(sizes), _most(sizes), n) if form == "masked" else (sum(m for m, _, _ in sizes) + SLACK, n)
-    whole = _poisoned(*shape, dtype=dtype)
+    whole = poisoned(*shape, dtype=dtype)
     return whole, whole
 
 
@@ -265,11 +256,10 @@ def _silu_excess(operands: list[Parts], alphas: Sequence[torch.Tensor], got: Ten
 # ---- other operations ------------------------------------------------------------------------------------------
 def gemm_problem(dice: Dice, m: int, n: int, k: int, batches: int, dtype: torch.dtype) -> Problem:
     """Makes a ``gemm`` problem of one matrix or a batch."""
-    drawn = _drawn(dice, [(m, n, k)] * batches)
-    given = [Parts(torch.stack(x.data).permute(1, 2, 0), torch.stack(x.scale)) for x in drawn]
+    given = in_form("batched", *_drawn(dice, [(m, n, k)] * batches))
 
     def compute(move: Callable[[Any], Any], how: dict[str, Any]) -> Tensors:
-        whole = move(_poisoned(batches, m + 1, n, dtype=dtype))
+        whole = move(poisoned(batches, m + 1, n, dtype=dtype))
         gemm(*move(given), out=whole[:, :m].permute(1, 2, 0), out_dtype=dtype, **how)
         return [whole.cpu()]
 
@@ -282,7 +272,7 @@ def gemv_problem(dice: Dice, m: int, k: int, dtype: torch.dtype) -> Problem:
     vector = Parts(dice.values(1, k)[0], dice.scales(1, k))
 
     def compute(move: Callable[[Any], Any], how: dict[str, Any]) -> Tensors:
-        whole = move(_poisoned(m + 64, dtype=dtype))
+        whole = move(poisoned(m + 64, dtype=dtype))
         gemv(*move([matrix, vector]), out=whole[:m], out_dtype=dtype, **how)
         return [whole.cpu()]
 
@@ -294,7 +284,7 @@ def weight_only_problem(dice: Dice, m: int, n: int, k: int, dtype: torch.dtype) 
     x, w = dice.halves(m, k).to(dtype), Parts(dice.values(n, k), dice.scales(n, k))
 
     def compute(move: Callable[[Any], Any], how: dict[str, Any]) -> Tensors:
-        whole = move(_poisoned(m + 1, n, dtype=torch.float32))
+        whole = move(poisoned(m + 1, n, dtype=torch.float32))
         gemm(*move([x, w]), out=whole[:m], out_dtype=torch.float32, **how)
         return [whole.cpu()]
 

@@ -14,7 +14,7 @@ from nvfp4_cute.formats import block_scaled
 from nvfp4_cute.formats.block_format import MXFP4, MXFP8_E4M3
 from nvfp4_cute.formats.scale_layout import from_blocked
 from nvfp4_cute.problem import RESULT_FORMATS
-from nvfp4_cute.prove import exact
+from nvfp4_cute.prove import draws, exact
 from nvfp4_cute.reference import expand_operand
 
 LIMITS = exact.Limits(groups=4, max_m=20, max_n=40, max_k=128)
@@ -24,7 +24,7 @@ MANY = [exact.draw(seed, LIMITS) for seed in range(200)]
 def test_draw_depends_on_the_seed_alone():
     first, again, other = exact.draw(7, LIMITS), exact.draw(7, LIMITS), exact.draw(8, LIMITS)
     assert first.problem == again.problem
-    assert all(torch.equal(x, y) for x, y in zip(first.a + first.b, again.a + again.b, strict=True))
+    assert all(torch.equal(x, y) for x, y in zip(first.a.data + first.b.data, again.a.data + again.b.data, strict=True))
     assert first.problem != other.problem
 
 
@@ -42,9 +42,9 @@ def test_draw_stays_within_limits_and_reaches_the_edges():
 def test_longest_k_is_exact_in_fp32():
     """The largest sum, in units of the smallest product, is below 2**24. One more step of K would exceed it."""
     unit, largest = (0.5 * 0.5) ** 2, (6 * 2.0) ** 2
-    assert exact.MAX_EXACT_K * largest / unit <= 2**24 < (exact.MAX_EXACT_K + exact.K_STEP) * largest / unit
-    assert min(exact.SCALES) == 0.5 and max(exact.SCALES) == 2.0
-    assert all(s % 0.5 == 0 for s in exact.SCALES)
+    assert draws.MAX_EXACT_K * largest / unit <= 2**24 < (draws.MAX_EXACT_K + draws.K_STEP) * largest / unit
+    assert min(draws.SCALES) == 0.5 and max(draws.SCALES) == 2.0
+    assert all(s % 0.5 == 0 for s in draws.SCALES)
 
 
 @pytest.mark.parametrize(
@@ -131,7 +131,10 @@ def test_operands_of_other_formats(names, capsys):
     assert all(k % limits.k_step == 0 for _, _, k in case.problem.sizes)
     a, b = (
         [expand_operand(x, s, "blocked", f) for x, s in zip(data, scales, strict=True)]
-        for data, scales, f in ((case.a, case.a_scale, formats[0]), (case.b, case.b_scale, formats[1]))
+        for data, scales, f in (
+            (case.a.data, case.a.scale, formats[0]),
+            (case.b.data, case.b.scale, formats[1]),
+        )
     )
     sums = [x @ y.T for x, y in zip(a, b, strict=True)]
     assert all(torch.equal(total.float().double(), total) for total in sums)

@@ -3,7 +3,7 @@
 ``MEMBERS`` consecutive seeds are of one kind. A separate random generator per kind draws what kernels are compiled from
 (the operation, architecture, form, formats, dtypes, config), so that a kernel compiled once serves many calls. Each
 seed draws its own sizes, values, layouts and invalid arguments. A valid call is small, its sums are exact in fp32 in
-any order (``prove.exact.Dice``), and its outputs hold poison before the call. A call with changed arguments may be
+any order (``prove.draws.Dice``), and its outputs hold poison before the call. A call with changed arguments may be
 refused or still be valid. All backends must agree on that.
 """
 
@@ -29,15 +29,15 @@ from nvfp4_cute.formats.block_format import (
     MXFP8_PAIRS,
     NVFP4,
     NVFP4_PAIR,
-    PADDED_K_MULTIPLE,
     BlockFormat,
     Formats,
     FP8_1x128,
     FP8_128x128,
 )
+from nvfp4_cute.operands.whole import Parts, in_form
 from nvfp4_cute.planning.choose import candidates
 from nvfp4_cute.problem import Form, Gate, OutDtype, result_format
-from nvfp4_cute.prove.exact import Dice
+from nvfp4_cute.prove.draws import Dice, depth_step, poisoned
 
 MEMBERS = 200
 KINDS = 2**40
@@ -49,7 +49,6 @@ HOSTILE = 4
 """One call of so many has arguments made wrong, where nothing else is asked for."""
 WIDE = 10
 """One call of so many is larger than the others."""
-POISON_BYTE = 0xFE
 # Half of the problems are NVFP4's.
 FP8_PAIR = (FP8_1x128, FP8_128x128)
 OTHER_PAIRS = ((MXFP4, MXFP4), *MXFP8_PAIRS, *MIXED_PAIRS, FP8_PAIR, FP8_PAIR, INT8_PAIR)
@@ -174,7 +173,7 @@ def _columns(dice: Dice, limits: Limits, out_dtype: OutDtype) -> int:
 
 
 def _depth(dice: Dice, limits: Limits, pair: Formats = NVFP4_PAIR) -> int:
-    step = PADDED_K_MULTIPLE if pair in MIXED_PAIRS else max(32, *(format.block_k for format in pair))
+    step = depth_step(pair)
     return step * dice.integer(1, max(1, 32 * limits.k_steps // step))
 
 
@@ -183,27 +182,22 @@ def _formats(pair: Formats) -> Arguments:
     return {f"{name}_format": f for name, f in zip("ab", pair, strict=True) if f != NVFP4}
 
 
-def _poisoned(*shape: int, dtype: torch.dtype) -> torch.Tensor:
-    out = torch.empty(shape, dtype=dtype)
-    out.view(torch.uint8).fill_(POISON_BYTE)
-    return out
-
-
 def _quantized_out(
     lead: tuple[int, ...], form: str, groups: int, n: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Data and scales of quantized results of the ragged or the masked form."""
     blocks = (lead[0] // 128 + groups,) if form == "ragged" else (groups, -(-lead[1] // 128))
-    scale = _poisoned(*blocks, -(-n // 64), 32, 4, 4, dtype=torch.uint8).view(torch.float8_e4m3fn)
-    return _poisoned(*lead, n // 2, dtype=torch.uint8), scale
+    scale = poisoned(*blocks, -(-n // 64), 32, 4, 4, dtype=torch.uint8).view(torch.float8_e4m3fn)
+    return poisoned(*lead, n // 2, dtype=torch.uint8), scale
 
 
 def _operands(dice: Dice, rows: list[int], n: int, k: int, num_b: int, pair: Formats) -> Arguments:
     names = ("b",) if num_b == 1 else ("b1", "b2")
-    made: Arguments = {"a": [dice.values(m, k, pair[0]) for m in rows]}
-    made |= {name: [dice.values(n, k, pair[1]) for _ in rows] for name in names}
-    made["a_scale"] = [dice.scales(m, k, pair[0]) for m in rows]
-    return made | {f"{name}_scale": [dice.scales(n, k, pair[1]) for _ in rows] for name in names}
+    sides = {"a": dice.operand([(m, k) for m in rows], pair[0])}
+    sides |= {name: dice.operand([(n, k) for _ in rows], pair[1]) for name in names}
+    return {name: x.data for name, x in sides.items()} | {
+        f"{name}_scale": x.scale for name, x in sides.items()
+    }
 
 
 def _weights_of_rows(kind: Dice, pair: Formats) -> Formats:
@@ -218,13 +212,13 @@ def _with_16_bit_rows(dice: Dice, made: Arguments, k: int, dtype: torch.dtype) -
 
 def _stacked(made: Arguments, form: str) -> Arguments:
     """Joins the operands of a list into those of the ragged or the masked form, with blocked scales as flat bytes."""
-    flat = lambda scales: [s if s.element_size() > 1 else s.view(torch.uint8).flatten() for s in scales]
-    join = torch.cat if form == "ragged" else torch.stack
-    found = {"a": join(made["a"]), "a_scale": made["a_scale"] and join(flat(made["a_scale"]))}
-    for name in made:
-        if name.startswith("b"):
-            found[name] = torch.stack(flat(made[name]) if name.endswith("_scale") else made[name])
-    return found
+    flat = lambda scales: (
+        scales and [s if s.element_size() > 1 else s.view(torch.uint8).flatten() for s in scales]
+    )
+    names = [name for name in made if not name.endswith("_scale")]
+    sides = in_form(form, *(Parts(made[name], flat(made[f"{name}_scale"])) for name in names))
+    found = {name: side.data for name, side in zip(names, sides, strict=True)}
+    return found | {f"{name}_scale": side.scale for name, side in zip(names, sides, strict=True)}
 
 
 def _config(
@@ -276,7 +270,7 @@ def _grouped(kind: Dice, dice: Dice, arch: str, limits: Limits, num_b: int) -> A
     if form == "list":
         given = made
         if dtype != "nvfp4" and dice.choose((False, True)):
-            given["out"] = [_poisoned(m, n, dtype=dtype) for m in rows]
+            given["out"] = [poisoned(m, n, dtype=dtype) for m in rows]
     else:
         given = _stacked(made, form)
         sizes = list(accumulate(rows)) if form == "ragged" else rows
@@ -284,7 +278,7 @@ def _grouped(kind: Dice, dice: Dice, arch: str, limits: Limits, num_b: int) -> A
         # Rows of no group must keep their contents: they hold poison before the call and are compared after it.
         lead = (sum(rows),) if form == "ragged" else (len(rows), most)
         given["out"] = (
-            _quantized_out(lead, form, len(rows), n) if dtype == "nvfp4" else _poisoned(*lead, n, dtype=dtype)
+            _quantized_out(lead, form, len(rows), n) if dtype == "nvfp4" else poisoned(*lead, n, dtype=dtype)
         )
     if dtype == "nvfp4" and has_out_scale:
         given["out_global_scale"] = 2.0 ** -dice.integer(0, 6) * torch.ones(len(rows))
@@ -310,7 +304,7 @@ def _matrices(kind: Dice, dice: Dice, arch: str, limits: Limits, num_b: int) -> 
         config = _config(kind, dice, arch, "list", dtype, pair, _gate(num_b))
     made = {name: value and value[0] for name, value in made.items()}
     if dice.choose((False, True)):
-        made["out"] = _poisoned(m, n, dtype=dtype)
+        made["out"] = poisoned(m, n, dtype=dtype)
     if num_b == 1 and has_factor:
         made["alpha"] = dice.factors(1)
     made |= _formats(pair) | {"out_dtype": dtype} | config
@@ -326,7 +320,7 @@ def _gemv(kind: Dice, dice: Dice, arch: str, limits: Limits) -> Arguments:
         "a_scale": dice.scales(m, k, b_format),
         "b_scale": dice.scales(1, k, b_format),
     }
-    return made | _formats((b_format, b_format)) | {"out": _poisoned(m, dtype=dtype), "out_dtype": dtype}
+    return made | _formats((b_format, b_format)) | {"out": poisoned(m, dtype=dtype), "out_dtype": dtype}
 
 
 def _format(dice: Dice) -> BlockFormat:
