@@ -24,7 +24,10 @@ MANY = [exact.draw(seed, LIMITS) for seed in range(200)]
 def test_draw_depends_on_the_seed_alone():
     first, again, other = exact.draw(7, LIMITS), exact.draw(7, LIMITS), exact.draw(8, LIMITS)
     assert first.problem == again.problem
-    assert all(torch.equal(x, y) for x, y in zip(first.a.data + first.b.data, again.a.data + again.b.data, strict=True))
+    assert all(
+        torch.equal(x, y)
+        for x, y in zip(first.a.data + first.b.data, again.a.data + again.b.data, strict=True)
+    )
     assert first.problem != other.problem
 
 
