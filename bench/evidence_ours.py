@@ -14,21 +14,19 @@ import torch
 import nvfp4_cute
 from nvfp4_cute.emulator.record.forms import Form, recorded
 from nvfp4_cute.formats.block_format import (
-    FP32,
     INT8_PAIR,
     MXFP4,
     MXFP8_E4M3,
     MXFP8_E5M2,
     NVFP4_PAIR,
-    BlockFormat,
     Formats,
     FP8_1x128,
     FP8_128x128,
 )
 from nvfp4_cute.formats.block_format import NVFP4 as NVFP4_FORMAT
-from nvfp4_cute.formats.codecs import encode_e4m3, encode_ue8m0
-from nvfp4_cute.formats.scale_layout import to_blocked
 from nvfp4_cute.launch_table import INTERLEAVE
+from nvfp4_cute.operands.draws import Dice
+from nvfp4_cute.operands.whole import in_form
 from nvfp4_cute.ops import parts as on_parts
 from nvfp4_cute.ops.parts import Options, Parts
 from nvfp4_cute.planning.arch import family_of, mmas_of, simt
@@ -93,38 +91,29 @@ class Gemm:
 
     def run(self) -> None:
         """Computes with the config on the emulator."""
-        generator = torch.Generator().manual_seed(SEED)
-        is_list = self.form == "list"
-        num_b = 2 if self.weight_layout == "separate" else 1
-        rows = ROWS
+        dice, num_b = Dice(SEED), 2 if self.weight_layout == "separate" else 1
+        rows, (a_format, b_format) = ROWS, self.formats
         n = columns_of(self.arch) * (2 if self.weight_layout in INTERLEAVE else 1)
-        a_format, b_format = self.formats
-        weights = [[_operand(n, generator, b_format) for _ in rows] for _ in range(num_b)]
+        weights = [dice.operand([(n, K)] * len(rows), b_format) for _ in range(num_b)]
         options: dict[str, Any] = {"options": Options(self.config), "backend": f"emulator:{self.arch}"}
         options["out_dtype"] = self.out_dtype
         if self.form == "masked":
-            a, a_scale = _stacked([_operand(max(rows), generator, a_format) for _ in rows])
             options["masked_m"] = torch.tensor(rows, dtype=torch.int32)
-        else:
-            tokens = [_operand(m, generator, a_format) for m in rows]
-            a, a_scale = ([t[i] for t in tokens] for i in (0, 1)) if is_list else _joined(tokens)
-            if not is_list:
-                options["offs"] = torch.tensor(rows).cumsum(0).to(torch.int32)
+        elif self.form == "ragged":
+            options["offs"] = torch.tensor(rows).cumsum(0).to(torch.int32)
         if self.out_dtype == NVFP4:
             options["out_global_scale"] = torch.ones(len(rows))
-        pairs = [
-            ([w[0] for w in side], [w[1] for w in side]) if is_list else _stacked(side) for side in weights
-        ]
-        tokens_of, (first, *second) = Parts(a, a_scale, a_format), [Parts(*pair, b_format) for pair in pairs]
+        of_memory = [max(rows)] * len(rows) if self.form == "masked" else rows
+        a, first, *second = in_form(self.form, dice.operand([(m, K) for m in of_memory], a_format), *weights)
         alpha = torch.ones(len(rows)) if self.has_alpha else None
         if self.weight_layout is None:
             if self.out_m_major:
                 options["out"] = _columns(rows, n, self)
-            on_parts.grouped_gemm(tokens_of, first, alpha=alpha, **options)
+            on_parts.grouped_gemm(a, first, alpha=alpha, **options)
             return
         up = second[0] if second else None
         w = on_parts.gate_up(first, up, self.weight_layout, alpha, alpha if second else None)
-        on_parts.grouped_dual_gemm(tokens_of, w, limit=7.0 if self.has_limit else None, **options)
+        on_parts.grouped_dual_gemm(a, w, limit=7.0 if self.has_limit else None, **options)
 
 
 @dataclass(frozen=True)
@@ -144,25 +133,26 @@ class Simt:
         generator = torch.Generator().manual_seed(SEED)
         backend = f"emulator:{self.arch}"
         x = torch.randn(self.tokens, K, generator=generator).to(self.dtype)
-        w, w_scale = _operand(columns_of(self.arch), generator)
+        dice = Dice(SEED)
+        operand = lambda rows: Parts(dice.values(rows, K), dice.scales(rows, K))
+        w = operand(columns_of(self.arch))
         if self.operation == "quantize":
             nvfp4_cute.quantize(x, global_scale=0.5, backend=backend)
             nvfp4_cute.quantize(x, up=x, scale_layout="rowmajor", backend=backend)
             offs = torch.tensor([self.tokens // 2, self.tokens], dtype=torch.int32)
             nvfp4_cute.grouped_quantize(x, offs, global_scale=torch.ones(2), backend=backend)
         elif self.operation == "w4a16":
-            on_parts.gemm(x, Parts(w, w_scale), 2.0, out_dtype=self.dtype, backend=backend)
+            on_parts.gemm(x, w, 2.0, out_dtype=self.dtype, backend=backend)
         elif self.operation == "int4":
             name = "bfloat16" if self.dtype == torch.bfloat16 else "float16"
             weights = torch.randn(columns_of(self.arch), K, generator=generator)
             format = nvfp4_cute.int4_format(128, name, zero_points=True)
             nvfp4_cute.gemm(x, nvfp4_cute.quantize(weights, format=format), backend=backend)
         elif self.operation == "few_rows":
-            a, a_scale = _operand(self.tokens, generator)
-            on_parts.gemm(Parts(a, a_scale), Parts(w, w_scale), 2.0, out_dtype=self.dtype, backend=backend)
+            on_parts.gemm(operand(self.tokens), w, 2.0, out_dtype=self.dtype, backend=backend)
         else:
-            a, a_scale = _operand(1, generator)
-            on_parts.gemv(Parts(w, w_scale), Parts(a[0], a_scale), 2.0, out_dtype=self.dtype, backend=backend)
+            vector = operand(1)
+            on_parts.gemv(w, vector._replace(data=vector.data[0]), 2.0, out_dtype=self.dtype, backend=backend)
 
 
 Ours = Gemm | Simt
@@ -171,27 +161,6 @@ Ours = Gemm | Simt
 def columns_of(arch: str) -> int:
     """Returns the results per token on an architecture."""
     return COLUMNS.get(arch, 256)
-
-
-def _operand(
-    rows: int, generator: torch.Generator, format: BlockFormat = NVFP4_FORMAT
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Returns random values as bytes, [rows, K/2] for NVFP4, and blocked scales."""
-    data = torch.randint(0, 256, (rows, format.row_bytes(K)), dtype=torch.uint8, generator=generator)
-    powers = torch.tensor([0.5, 1.0, 2.0])
-    if format.scale == FP32:
-        return data, powers[torch.randint(0, 3, format.scale_shape(rows, K), generator=generator)]
-    codes = encode_ue8m0(powers) if format.scale.name == "ue8m0" else encode_e4m3(powers)
-    index = torch.randint(0, 3, (rows, format.num_k_blocks(K)), generator=generator)
-    return data, to_blocked(codes[index].view(format.scale_dtypes[-1]))
-
-
-def _stacked(parts: list[tuple[torch.Tensor, torch.Tensor]]) -> tuple[torch.Tensor, torch.Tensor]:
-    return torch.stack([p[0] for p in parts]), torch.stack([p[1] for p in parts])
-
-
-def _joined(parts: list[tuple[torch.Tensor, torch.Tensor]]) -> tuple[torch.Tensor, torch.Tensor]:
-    return torch.cat([p[0] for p in parts]), torch.cat([p[1] for p in parts])
 
 
 def _columns(rows: tuple[int, ...], n: int, case: Gemm) -> Any:

@@ -1,4 +1,4 @@
-"""Random grouped problems with exact results (``prove.draws``), and the first bits in which results differ from them."""
+"""Random grouped problems with exact results (``operands.draws``), and the first bits in which results differ from them."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,10 +10,10 @@ import nvfp4_cute
 from nvfp4_cute.errors import EmulatorError
 from nvfp4_cute.formats.block_format import NVFP4_PAIR, Formats
 from nvfp4_cute.formats.scale_layout import from_blocked
+from nvfp4_cute.operands.draws import MAX_EXACT_K, Dice, depth_step
 from nvfp4_cute.ops import parts
 from nvfp4_cute.ops.parts import Parts
 from nvfp4_cute.problem import OUT_DTYPES, RESULT_FORMATS, FP8Name, GroupedProblem, ResultName
-from nvfp4_cute.prove.draws import MAX_EXACT_K, Dice, depth_step
 
 
 @dataclass(frozen=True)

@@ -14,9 +14,9 @@ from nvfp4_cute.formats.codecs import encode_e4m3
 from nvfp4_cute.formats.scale_layout import to_blocked
 from nvfp4_cute.gpus import targets
 from nvfp4_cute.operands import tensor_map_fault
+from nvfp4_cute.operands.draws import Dice
 from nvfp4_cute.ops.parts import Parts, grouped_gemm
 from nvfp4_cute.planning.arch import ARCHS
-from nvfp4_cute.prove.draws import Dice
 from nvfp4_cute.prove.exact import difference
 from nvfp4_cute.prove.outcome import FAULT, NOT_HERE, PASSED, WRONG, Job, Outcome
 from nvfp4_cute.prove.probe_keys import ProbeTask

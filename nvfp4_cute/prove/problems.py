@@ -16,6 +16,7 @@ from nvfp4_cute.formats import block_scaled
 from nvfp4_cute.formats.block_format import MXFP4, MXFP8
 from nvfp4_cute.formats.block_format import NVFP4 as NVFP4_FORMAT
 from nvfp4_cute.formats.scale_layout import from_blocked, to_blocked
+from nvfp4_cute.operands.draws import K_STEP, Dice, poisoned
 from nvfp4_cute.operands.whole import in_form
 from nvfp4_cute.ops.parts import (
     Options,
@@ -30,7 +31,6 @@ from nvfp4_cute.ops.parts import (
 from nvfp4_cute.planning.choose import candidates
 from nvfp4_cute.planning.config import KernelConfig
 from nvfp4_cute.problem import NVFP4, OUT_DTYPES, RESULT_FORMATS, Form, Gate, OutDtype, result_format
-from nvfp4_cute.prove.draws import K_STEP, Dice, poisoned
 from nvfp4_cute.prove.exact import difference
 from nvfp4_cute.reference import grouped_dual_gemm_reference, grouped_gemm_reference
 

@@ -13,8 +13,9 @@ from nvfp4_cute.errors import EmulatorError
 from nvfp4_cute.formats import block_scaled
 from nvfp4_cute.formats.block_format import MXFP4, MXFP8_E4M3
 from nvfp4_cute.formats.scale_layout import from_blocked
+from nvfp4_cute.operands import draws
 from nvfp4_cute.problem import RESULT_FORMATS
-from nvfp4_cute.prove import draws, exact
+from nvfp4_cute.prove import exact
 from nvfp4_cute.reference import expand_operand
 
 LIMITS = exact.Limits(groups=4, max_m=20, max_n=40, max_k=128)

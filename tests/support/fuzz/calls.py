@@ -3,7 +3,7 @@
 ``MEMBERS`` consecutive seeds are of one kind. A separate random generator per kind draws what kernels are compiled from
 (the operation, architecture, form, formats, dtypes, config), so that a kernel compiled once serves many calls. Each
 seed draws its own sizes, values, layouts and invalid arguments. A valid call is small, its sums are exact in fp32 in
-any order (``prove.draws.Dice``), and its outputs hold poison before the call. A call with changed arguments may be
+any order (``operands.draws.Dice``), and its outputs hold poison before the call. A call with changed arguments may be
 refused or still be valid. All backends must agree on that.
 """
 
@@ -34,10 +34,10 @@ from nvfp4_cute.formats.block_format import (
     FP8_1x128,
     FP8_128x128,
 )
+from nvfp4_cute.operands.draws import Dice, depth_step, poisoned
 from nvfp4_cute.operands.whole import Parts, in_form
 from nvfp4_cute.planning.choose import candidates
 from nvfp4_cute.problem import Form, Gate, OutDtype, result_format
-from nvfp4_cute.prove.draws import Dice, depth_step, poisoned
 
 MEMBERS = 200
 KINDS = 2**40

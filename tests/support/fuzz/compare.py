@@ -12,7 +12,7 @@ import nvfp4_cute as nv
 from fuzz.calls import Arguments, Call, copied
 from nvfp4_cute.backends.emulator import observe
 from nvfp4_cute.formats.block_format import NVFP4
-from nvfp4_cute.prove.draws import SCALES, scale_choices
+from nvfp4_cute.operands.draws import SCALES, scale_choices
 
 BITS_OF_SIZE = {1: torch.uint8, 2: torch.int16, 4: torch.int32}
 # Errors that a user may see. Any other error counts as a crash.
