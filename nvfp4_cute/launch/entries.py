@@ -1,13 +1,11 @@
 """The tensors of a launch over groups: their names, and the places of their addresses in the launch table."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from enum import IntEnum
 from typing import NamedTuple
 
 import torch
 
-from nvfp4_cute.launch.task import ByRows, Rows
 from nvfp4_cute.launch_table import NUM_COLUMNS, Group, Header
 from nvfp4_cute.operands.grouped import GroupedOperands
 from nvfp4_cute.problem import GroupedProblem
@@ -73,47 +71,3 @@ def address_places(operands: GroupedOperands, problem: GroupedProblem, described
         int(entry.column) + (0 if entry.group is None else row_of[entry.group] * NUM_COLUMNS)
         for entry in entries(operands, problem)
     ]
-
-
-@dataclass(frozen=True, eq=False)
-class GroupsTask:
-    """Base of tasks (``task.Task``) with checked operands of groups."""
-
-    problem: GroupedProblem
-    operands: GroupedOperands
-
-    @property
-    def device(self) -> torch.device:
-        """Device of the operands of all groups."""
-        return self.operands.device
-
-    @property
-    def is_empty(self) -> bool:
-        """Returns whether there is no work, whatever sizes the device has."""
-        return not any(out.numel() for out in self.operands.out)
-
-    def tensors(self) -> Iterator[tuple[str, torch.Tensor, bool]]:
-        """Iterates over name, tensor, and whether it is written: inputs in the order of arguments, then outputs."""
-        return ((e.name, e.tensor, e.is_written) for e in entries(self.operands, self.problem))
-
-    def rows(self, tile: tuple[int, int], clusters: ByRows | None = None) -> Rows | None:
-        """Returns how the launch table depends on the rows of a list's only group; the device knows those of other forms.
-
-        Args:
-            tile: rows and columns of a work tile.
-            clusters: how the number of CTAs does; None if it is the same for all rows.
-        """
-        problem = self.problem
-        if problem.form != "list":
-            return Rows(0)
-        if problem.num_groups > 1 or problem.out_m_major or problem.out_format is not None:
-            return None
-        ((m, n, _),), (tile_m, tile_n) = problem.sizes, tile
-        numbers = ByRows(NUM_COLUMNS + Group.M), ByRows(int(Header.NUM_TILES), tile_m, -(-n // tile_n))
-        return Rows(m, numbers if clusters is None else (*numbers, clusters))
-
-    def mapped(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Iterates over name and bytes of every operand of groups that a tensor map describes."""
-        operands = self.operands
-        rows = {id(x.data) for side in (operands.a, operands.b, operands.b2) for x in side}
-        return ((name, tensor) for name, tensor, _ in self.tensors() if id(tensor) in rows)

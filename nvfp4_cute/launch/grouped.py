@@ -19,9 +19,9 @@ from nvfp4_cute.formats.block_format import (
 from nvfp4_cute.gpus.targets import Gpu
 from nvfp4_cute.launch import tuned
 from nvfp4_cute.launch.bands import divided
-from nvfp4_cute.launch.entries import GroupsTask
+from nvfp4_cute.launch.entries import entries
 from nvfp4_cute.launch.plan import config_of, key_of, make_plan, mma_of, most_tiles_m, sizes_of
-from nvfp4_cute.launch.task import ByRows, Launch
+from nvfp4_cute.launch.task import ByRows, Launch, Rows
 from nvfp4_cute.launch_table import NUM_COLUMNS, Group, Header
 from nvfp4_cute.operands.grouped import GroupedOperands, ragged_places
 from nvfp4_cute.operands.operand import Operand
@@ -49,9 +49,11 @@ class GroupRows(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class GroupedTask(GroupsTask):
+class GroupedTask:
     """One launch of a grouped GEMM (``task.Task``). ``config=None`` uses the tuned or estimated config for the GPU."""
 
+    problem: GroupedProblem
+    operands: GroupedOperands
     config: KernelConfig | None = None
 
     @classmethod
@@ -76,6 +78,42 @@ class GroupedTask(GroupsTask):
             )
         is_early = early_weights and scale_layout == "blocked"
         return cls(replace(problem, early_weights=is_early), operands, config)
+
+    @property
+    def device(self) -> torch.device:
+        """Device of the operands of all groups."""
+        return self.operands.device
+
+    @property
+    def is_empty(self) -> bool:
+        """Returns whether there is no work, whatever sizes the device has."""
+        return not any(out.numel() for out in self.operands.out)
+
+    def tensors(self) -> Iterator[tuple[str, torch.Tensor, bool]]:
+        """Iterates over name, tensor, and whether it is written: inputs in the order of arguments, then outputs."""
+        return ((e.name, e.tensor, e.is_written) for e in entries(self.operands, self.problem))
+
+    def rows(self, tile: tuple[int, int], clusters: ByRows | None = None) -> Rows | None:
+        """Returns how the launch table depends on the rows of a list's only group; the device knows those of other forms.
+
+        Args:
+            tile: rows and columns of a work tile.
+            clusters: how the number of CTAs does; None if it is the same for all rows.
+        """
+        problem = self.problem
+        if problem.form != "list":
+            return Rows(0)
+        if problem.num_groups > 1 or problem.out_m_major or problem.out_format is not None:
+            return None
+        ((m, n, _),), (tile_m, tile_n) = problem.sizes, tile
+        numbers = ByRows(NUM_COLUMNS + Group.M), ByRows(int(Header.NUM_TILES), tile_m, -(-n // tile_n))
+        return Rows(m, numbers if clusters is None else (*numbers, clusters))
+
+    def mapped(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Iterates over name and bytes of every operand of groups that a tensor map describes."""
+        operands = self.operands
+        rows = {id(x.data) for side in (operands.a, operands.b, operands.b2) for x in side}
+        return ((name, tensor) for name, tensor, _ in self.tensors() if id(tensor) in rows)
 
     def config_on(self, gpu: Gpu) -> KernelConfig:
         """Returns the caller's config, the tuned one, or an estimate, in this order."""

@@ -40,7 +40,7 @@ class GroupedOperands:
     """Checked operands of a grouped problem: one entry per group of a list; in other forms, one entry for all groups.
 
     Attributes:
-        a: rows of M; empty if they have 16 bits. Ragged: one batch, in which every group's scales begin a row of atoms.
+        a: rows of M. Ragged: one batch, in which every group's scales begin a row of atoms.
         b: rows of N; in other forms than a list, one batch per group.
         out: [M, N], or [batches, M, N], with unit stride in N, or in M if the problem has ``out_m_major``. Quantized results:
             uint8 data.
@@ -78,7 +78,7 @@ class GroupedOperands:
     @property
     def device(self) -> torch.device:
         """Device of all operands."""
-        return self.b[0].device
+        return self.b[0].data.device
 
 
 class Weights(NamedTuple):

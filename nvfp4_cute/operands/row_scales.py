@@ -20,17 +20,15 @@ NAME = "global_scale of a"
 def with_row_scales(
     problem: GroupedProblem, operands: GroupedOperands, given: Any
 ) -> tuple[GroupedProblem, GroupedOperands]:
-    """Returns the problem and its operands with a global scale per row of ``a``; unchanged if ``given`` is None.
+    """Returns the problem and its operands with a global scale per row of ``a``.
 
     Args:
         problem, operands: the checked call.
-        given: float32 [rows] for ragged groups, [G, M_max] for masked ones, a list of [M_g] for lists; or None.
+        given: float32 [rows] for ragged groups, [G, M_max] for masked ones, a list of [M_g] for lists.
 
     Raises:
         TypeError, ValueError, UnsupportedProblem: a tensor breaks a rule; the message names rule, value and fix.
     """
-    if given is None:
-        return problem, operands
     each = given if isinstance(given, list | tuple) else [given]
     a = scaled_rows(operands.a, each)
     outs = {f"out[{i}]": out for i, out in enumerate((*operands.out, *operands.out_scale))}
@@ -61,9 +59,7 @@ def scaled_rows(operands: Sequence[Operand], scales: Sequence[Any]) -> tuple[Ope
 
 
 def scaled_product(product: Product, given: Any) -> Product:
-    """Returns the product with a global scale per row of ``a``, [M] or [L, M]; unchanged for None. Raises as above."""
-    if given is None:
-        return product
+    """Returns the product with a global scale per row of ``a``, [M] or [L, M]. Raises as above."""
     (a,) = scaled_rows([product.a], [given])
     check_overlap({"out": product.out}, {NAME: given})
     return replace(product, a=a)

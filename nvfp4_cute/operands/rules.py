@@ -608,13 +608,15 @@ def check_out_dtype(out_dtype: OutDtype, out_global_scale: Any, formats: Formats
 
 def check_out_global_scale(out_dtype: OutDtype, out_global_scale: Any) -> None:
     """Raises ValueError for a global scale of results that have none, UnsupportedProblem for one per row."""
+    if out_global_scale is None:
+        return
     if is_per_row(out_global_scale):
         raise UnsupportedProblem(
             f"out_global_scale={PER_ROW!r}: a row's results are written before its largest one is known; take "
             f"out_dtype=torch.bfloat16, then quantize(y, global_scale={PER_ROW!r})"
         )
     asked = RESULT_FORMATS.get(out_dtype)
-    if out_global_scale is not None and not (asked and asked.has_global_scale):
+    if not (asked and asked.has_global_scale):
         raise ValueError(
             f"out_global_scale is given and out_dtype={out_dtype}; it goes with out_dtype={NVFP4!r}"
         )

@@ -118,7 +118,8 @@ def gemm(
         product, results = products.check_gemm(
             a, b, a_scale, b_scale, alpha, bias, formats, out, out_dtype, out_global_scale, scale_layout
         )
-        product = scaled_product(product, row_scale)
+        if row_scale is not None:
+            product = scaled_product(product, row_scale)
         task: Task | None = None
         if config is None and isinstance(out_dtype, torch.dtype):
             task = few_rows_task(product, backends.gpu_of(backend, a.device))

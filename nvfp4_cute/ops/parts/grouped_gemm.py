@@ -177,7 +177,8 @@ def grouped_task(
         outs = outs if result.out is not None else as_stored(outs, result.format)
     if bias is not None:
         problem, operands = grouped.with_bias(problem, operands, bias)
-    problem, operands = with_row_scales(problem, operands, a.row_scale)
+    if a.row_scale is not None:
+        problem, operands = with_row_scales(problem, operands, a.row_scale)
     return GroupedTask.of(problem, operands, config, early_weights, scale_layout), outs
 
 
