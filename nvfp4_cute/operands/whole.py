@@ -96,9 +96,8 @@ def in_form(form: Form, a: Parts, *weights: Parts) -> list[Parts]:
     sides = [first, *(_joined(b, torch.stack) for b in weights)]
     if form != "batched":
         return sides
-    turn = lambda t: (
-        t if t is None or t.ndim > 3 else t.permute(1, 2, 0)
-    )  # blocked scales have more dimensions
+    # Blocked scales have more dimensions.
+    turn = lambda t: t if t is None or t.ndim > 3 else t.permute(1, 2, 0)
     return [x._replace(data=turn(x.data), scale=turn(x.scale)) for x in sides]
 
 

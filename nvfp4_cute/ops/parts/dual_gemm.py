@@ -72,10 +72,8 @@ def grouped_dual_gemm(
     Raises what the public operation raises. Nothing is written to ``out`` when a check fails.
     """
     is_list, out_format = offs is None and masked_m is None, result_format(out_dtype)
-    early_weights, config = (
-        options.prefetch_weights and not is_converted(scale_layout, w.gate, w.up),
-        options.config,
-    )
+    config = options.config
+    early_weights = options.prefetch_weights and not is_converted(scale_layout, w.gate, w.up)
     rows, first, second = operands_of(scale_layout, out_dtype, a, w.gate, w.up)
     a, a_scale, a_format, row_scale, _ = rows
     (b1, b1_scale, b_format, *_), (b2, b2_scale, *_) = first, second
@@ -187,10 +185,8 @@ def dual_gemm(
 
     Raises what the public operation raises. Nothing is written to ``out`` when a check fails.
     """
-    early_weights, config = (
-        options.prefetch_weights and not is_converted(scale_layout, w.gate, w.up),
-        options.config,
-    )
+    config = options.config
+    early_weights = options.prefetch_weights and not is_converted(scale_layout, w.gate, w.up)
     rows, first, second = operands_of(scale_layout, out_dtype, a, w.gate, w.up, split=batched_parts)
     a, a_scale, a_format, row_scale, _ = rows
     (b1, b1_scale, b_format, *_), (b2, b2_scale, *_) = first, second
