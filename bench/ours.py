@@ -95,7 +95,7 @@ def _gemv(operands: Operands, backend: str) -> Prepared:
 def _ragged(case: Case, operands: Operands, backend: str) -> Prepared:
     """Prepares the rows of all groups one after the other, with stacked weights and each group's padded scales."""
     (a, b), out = in_form("ragged", *operands.sides), torch.cat(operands.out)
-    rows, offs = [m for m, _, _ in case.sizes], _offs(case, a.device)
+    rows, offs = [m for m, _, _ in case.sizes], _offs(case, a.data.device)
     call = lambda config=None: parts.grouped_gemm(
         a, b, offs, options=Options(config), out=out, **_options(operands, backend)
     )
