@@ -76,7 +76,7 @@ def _quantize(args: argparse.Namespace, by_type: dict[str, str]) -> int:
             raised = within_budget(args.model, model, batches, args.budget, formats=formats, **kinds)
             counts = {f: list(raised.values()).count(f) for f in dict.fromkeys(raised.values())}
             each = ", ".join(f"{count} in {f}" for f, count in counts.items()) or "none"
-            print(f"layers with more bits within {args.budget} a weight: {each}")
+            print(f"layers with more bits within {args.budget} bits per weight: {each}")
             formats |= raised
         if args.method == "gptq":
             given["calibration"] = Calibration(model, batches)
@@ -89,7 +89,7 @@ def _quantize(args: argparse.Namespace, by_type: dict[str, str]) -> int:
     )  # fmt: skip
     print(
         f"{args.out}: {done.layers} layers in {args.format}, {done.bytes_before / 1e9:.3f} GB to {done.bytes_after / 1e9:.3f} "
-        f"GB, {done.bits_per_weight:.2f} bits a weight; relative error of the weights {done.error:.4f}"
+        f"GB, {done.bits_per_weight:.2f} bits per weight; relative error of the weights {done.error:.4f}"
     )
     if done.left_out:
         reasons: dict[str, list[str]] = {}

@@ -49,7 +49,7 @@ from nvfp4_cute.models.checkpoints.checkpoint import (
     quantization_of,
     read_config,
 )
-from nvfp4_cute.models.checkpoints.folders import check_objects, local_folder
+from nvfp4_cute.models.checkpoints.folders import HUB_NAME, check_objects, local_folder
 from nvfp4_cute.models.checkpoints.names import spellings
 from nvfp4_cute.models.checkpoints.stored import StoredExperts
 from nvfp4_cute.models.checkpoints.tensors import INDEX, SINGLE, TensorFiles
@@ -514,9 +514,9 @@ def load(
             "decode=True keeps no 4-bit weights, so keep_decoded has no effect; pass decode or keep_decoded, not both"
         )
     # transformers downloads a name that is not a folder, such as "owner/name", from its hub.
-    if Path(folder).is_absolute() and not Path(folder).is_dir():
+    if not Path(folder).is_dir() and not HUB_NAME.fullmatch(folder):
         raise FileNotFoundError(
-            f"{folder} is not a folder; pass the folder of a checkpoint, with its config.json"
+            f"{folder} is not a folder; pass the folder of a checkpoint, with its config.json, or a name on the hub: owner/name"
         )
     if Path(folder).is_dir():
         quantization = quantization_of(Path(folder))

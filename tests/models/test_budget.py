@@ -98,9 +98,9 @@ def test_command(model, tmp_path, capsys):
     for bits in ("5", "0"):
         assert main([*command, bits]) == 2 and "--budget measures on a text" in capsys.readouterr().err
     assert main([*command, "0", "--calibrate", "random"]) == 2
-    assert "budget=0.0 bits a weight; nvfp4 takes 4.5" in capsys.readouterr().err
+    assert "budget=0.0 bits per weight; nvfp4 takes 4.5" in capsys.readouterr().err
     command.append("5")
     assert main([*command, "--calibrate", "random", "--method", "gptq"]) == 0
-    assert "layers with more bits within 5.0 a weight" in capsys.readouterr().out
+    assert "layers with more bits within 5.0 bits per weight" in capsys.readouterr().out
     entry = json.loads((tmp_path / "out" / "config.json").read_text())["quantization_config"]
     assert entry["quant_algo"] == "MIXED_PRECISION"

@@ -137,5 +137,9 @@ def test_kept_decoded_weights(tmp_path, capsys):
     assert kept_bytes(inspect(Checkpoint(tmp_path / "out"))) == 2 * (64 * (64 + 2 * 32 + 64) + 3 * 64 * 96)
     assert main(["models", "inspect", str(tmp_path / "out")]) == 0
     assert "(keep_decoded) take 61.44 kB more" in capsys.readouterr().out
+    with pytest.raises(
+        FileNotFoundError, match="folder-with-a-typo is not a folder; .* or a name on the hub: owner/name"
+    ):
+        ours.load("folder-with-a-typo")
     with pytest.raises(FileNotFoundError, match="none is not a folder"):
         ours.load(tmp_path / "none")

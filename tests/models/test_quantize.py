@@ -280,10 +280,13 @@ def test_a_quantized_model_is_refused_before_it_is_loaded(more, tmp_path, capsys
     ("options", "message"),
     [
         (["--calibrate", "nowhere.txt"], 'there is no file nowhere.txt; pass a text file, or "random"'),
-        (["--calibrate", "random", "--budget", "4"], "budget=4.0 bits a weight; nvfp4 takes 4.5: pass more"),
+        (
+            ["--calibrate", "random", "--budget", "4"],
+            "budget=4.0 bits per weight; nvfp4 takes 4.5: pass more",
+        ),
         (
             ["--calibrate", "random", "--budget", "nan"],
-            "budget=nan bits a weight; nvfp4 takes 4.5: pass more",
+            "budget=nan bits per weight; nvfp4 takes 4.5: pass more",
         ),
     ],
 )

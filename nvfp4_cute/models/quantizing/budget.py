@@ -88,7 +88,7 @@ def check_budget(budget: float, format: str) -> None:
     least = _bits(RECIPES[format], 1024)
     if not budget >= least:
         raise ValueError(
-            f"budget={budget} bits a weight; {format} takes {least}: pass more, or another format"
+            f"budget={budget} bits per weight; {format} takes {least}: pass more, or another format"
         )
 
 
