@@ -70,11 +70,15 @@ class BankUse(dict[str, Accesses]):
         return BankUse({place: accesses for place, accesses in self.items() if accesses.ways > 1})
 
     def table(self) -> str:
-        """Returns one line per instruction, in the order of the first accesses."""
+        """Returns one line per instruction with conflicts, in the order of the first accesses, and one for all others."""
+        found = [(f"{use.ways}-way conflicts: {place}", use) for place, use in self.conflicts().items()]
+        free = [use for use in self.values() if use.ways == 1]
+        if free:
+            found.append(
+                (f"conflict-free: {len(free)} instruction{'s' * (len(free) > 1)}", sum(free, Accesses()))
+            )
         lines = [f"{'accesses':>12} {'cycles':>12} {'without conflicts':>18}  instruction"]
-        for place, use in self.items():
-            verdict = "conflict-free" if use.ways == 1 else f"{use.ways}-way conflicts"
-            lines.append(f"{use.count:>12,} {use.cycles:>12,} {use.passes:>18,}  {verdict}: {place}")
+        lines += [f"{use.count:>12,} {use.cycles:>12,} {use.passes:>18,}  {text}" for text, use in found]
         return "\n".join(lines)
 
 
