@@ -13,10 +13,10 @@ Method = Literal["amax", "four_over_six"]
 
 def with_method(format: BlockFormat, method: str) -> BlockFormat:
     """Returns the format with this method of finding block scales. Raises ValueError if there is no such method."""
-    if method not in get_args(Method):
-        raise ValueError(f'method={method!r} is neither "amax" nor "four_over_six"')
     if method == "amax":
         return format
+    if method not in get_args(Method):
+        raise ValueError(f'method={method!r} is neither "amax" nor "four_over_six"')
     if format.stored != NVFP4:
         raise ValueError(
             f'method="four_over_six" chooses scales of NVFP4, not of {format.title}; leave it out'

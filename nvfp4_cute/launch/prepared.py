@@ -12,6 +12,7 @@ again.
 import struct
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from itertools import groupby, repeat
 from operator import attrgetter
 from typing import Any, NamedTuple, Protocol
@@ -224,11 +225,15 @@ def _allocator(outs: Sequence[torch.Tensor]) -> Callable[[], list[torch.Tensor]]
     layouts = [(t.shape, t.stride()) for t in outs]
     new = first.new_empty(0)  # cheaper than torch.empty, which parses its options in every call
     if len(outs) <= 2 or any(t.dtype != first.dtype for t in outs):
-        empty = [t.new_empty(0).new_empty_strided for t in outs]
-        if len(outs) == 1:
-            (make,), (layout,) = empty, layouts
-            return lambda: [make(*layout)]
-        return lambda: [make(*layout) for make, layout in zip(empty, layouts)]  # noqa: B905, equal lengths
+        pairs = zip(outs, layouts, strict=True)
+        empty = [partial(t.new_empty(0).new_empty_strided, *layout) for t, layout in pairs]
+        if len(empty) == 1:
+            (make,) = empty
+            return lambda: [make()]
+        if len(empty) == 2:  # as data and scale of one result
+            make, make_second = empty
+            return lambda: [make(), make_second()]
+        return lambda: [make() for make in empty]
     split = torch.unsafe_split_with_sizes
     if _is_split(outs):
         rows = [len(t) for t in outs]
@@ -266,6 +271,13 @@ def lookup(
     if is_debugging():
         return None, None
     kind: tuple = (*settings, env.backend(), is_batch_invariant(), len(tensors), with_rows)
+    try:
+        recent = _local.recent.get(kind, ())
+    except TypeError:  # a setting cannot be hashed; the checks will report it
+        return None, None
+    for guards, call in recent:
+        if guards.check(*tensors):
+            return None, call
     different, open_ones = tensors, with_rows
     if len(set(map(id, tensors))) < len(tensors):  # guards refuse a tensor that occurs twice
         known = {id(tensor): tensor for tensor in tensors}
@@ -277,13 +289,10 @@ def lookup(
         ):  # one tensor would need an open and a fixed extent
             return None, None
         open_ones = len(with_open)
-    try:
         recent = _local.recent.get(kind, ())
-    except TypeError:  # a setting cannot be hashed; the checks will report it
-        return None, None
-    for guards, call in recent:
-        if guards.check(*different):
-            return None, call
+        for guards, call in recent:
+            if guards.check(*different):
+                return None, call
     key = signature(tensors, *settings, with_rows=with_rows)
     found = None if key is None else _local.calls.get(key)
     if found is not None and TensorGuards is not None:

@@ -35,7 +35,7 @@ from nvfp4_cute.problem import INT32_MAX
 # Dtypes and formats with kernels.
 KERNEL_DTYPES = (torch.float16, torch.bfloat16)
 GROUPED_FORMATS = (NVFP4, FOUR_OVER_SIX, MXFP4, MXFP8_E4M3, MXFP8_E5M2)
-KERNEL_FORMATS = (*GROUPED_FORMATS, FP8_1x128, FP8_1xK, INT8)
+KERNEL_FORMATS = frozenset((*GROUPED_FORMATS, FP8_1x128, FP8_1xK, INT8))
 # Rows of atoms are along y of the grid, batches along z.
 MAX_GRID = 65535
 FLOAT32_MAX = torch.finfo(torch.float32).max

@@ -3,7 +3,7 @@
 The flat list has one tensor per group, or one for all groups. For quantized results it has all data, then all scales.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -111,13 +111,9 @@ def _results(
     format: BlockFormat,
 ) -> list[BlockScaledTensor]:
     """Makes tensors of quantized rows in bytes and their scales. All data share one dtype, and so do all scales."""
-    data, scales = _stored(data, format.element), _stored(scales, format.scale)
-    make, per_byte = _maker(format.scale_layout, format), format.elements(1)
-    shape_of = _shape_of.__wrapped__ if torch.compiler.is_compiling() else _shape_of
-    return [
-        make(one, scale, factor, shape_of(one.shape, per_byte))
-        for one, scale, factor in zip(data, scales, factors, strict=True)
-    ]
+    if scales and (scales[0].dtype is torch.uint8 or format.element.bits == 8):
+        data, scales = _stored(data, format.element), _stored(scales, format.scale)
+    return _tensors(data, scales, factors, None, format.scale_layout, format)
 
 
 @lru_cache(maxsize=4096)
@@ -146,27 +142,35 @@ def block_scaled_tensor(
 
     Traced graphs run the checks, because torch before 2.13 can only trace constructors.
     """
-    return _maker(scale_layout, format)(data, scale, global_scale, shape)
+    return _tensors([data], [scale], [global_scale], shape, scale_layout, format)[0]
 
 
-def _maker(scale_layout: ScaleLayout, format: BlockFormat) -> Callable[..., BlockScaledTensor]:
-    """Returns a function of data, scale, global scale and shape that makes a tensor; see :func:`block_scaled_tensor`."""
+def _tensors(
+    data: Sequence[torch.Tensor],
+    scales: Sequence[torch.Tensor],
+    factors: Sequence[torch.Tensor | None],
+    shape: tuple[int, ...] | None,
+    scale_layout: ScaleLayout,
+    format: BlockFormat,
+) -> list[BlockScaledTensor]:
+    """Implements :func:`block_scaled_tensor` for many tensors, without a Python call for each of them.
+
+    shape: that of the only tensor; None where it follows from the data.
+    """
+    per_byte, found = 8 // format.element.bits, []
     if torch.compiler.is_compiling():
-        return lambda data, scale, factor, shape: quantized_tensor(
-            data, scale, factor, shape, format, scale_layout
-        )
+        for one, scale, factor in zip(data, scales, factors, strict=True):
+            own = shape or (*one.shape[:-1], one.shape[-1] * per_byte)
+            found.append(quantized_tensor(one, scale, factor, own, format, scale_layout))
+        return found
     is_nvfp4 = format is NVFP4_FORMAT or format.stored == NVFP4_FORMAT
-    kind = NVFP4Tensor if is_nvfp4 else BlockScaledTensor
-
-    def make(
-        data: torch.Tensor, scale: torch.Tensor, global_scale: torch.Tensor | None, shape: tuple[int, ...]
-    ) -> BlockScaledTensor:
-        made = object.__new__(kind)
+    kind, new = NVFP4Tensor if is_nvfp4 else BlockScaledTensor, object.__new__
+    for one, scale, factor in zip(data, scales, factors, strict=True):
+        made = new(kind)
         fields = made.__dict__
-        fields["data"], fields["scale"], fields["global_scale"] = data, scale, global_scale
-        fields["shape"], fields["scale_layout"] = shape, scale_layout
+        fields["data"], fields["scale"], fields["global_scale"] = one, scale, factor
+        fields["shape"], fields["scale_layout"] = shape or _shape_of(one.shape, per_byte), scale_layout
         if not is_nvfp4:  # of NVFP4 the class says it
             fields["format"] = format
-        return made
-
-    return make
+        found.append(made)
+    return found

@@ -114,8 +114,9 @@ def quantize(
     check_is_tensor("x", x)
     name = backends.resolve(backend, x.device)
     quantization.check_up(x, up)
-    rules.check_scale_layout(layout)
-    block_scaled.check_scale_layout(layout, format)
+    if scale_layout:
+        rules.check_scale_layout(layout)
+        block_scaled.check_scale_layout(layout, format)
     check_has_global_scale(format, global_scale, global_scale_inv)
     if name == "reference" or x.dtype not in KERNEL_DTYPES or format not in KERNEL_FORMATS:
         rules.check_memory(x=x, up=up, global_scale=global_scale)

@@ -1,5 +1,9 @@
 """Prepared calls: what a signature distinguishes, and which addresses make a call run all checks again."""
 
+import cProfile
+import pstats
+from functools import partial
+
 import flat_parts as on_parts
 import numpy as np
 import pytest
@@ -9,8 +13,9 @@ from expert_layers import moe, some_layer
 from flat_parts import dual_gemm, gemm, gemv, grouped_dual_gemm, grouped_gemm
 from list_checks import check_list_operands
 
-from nvfp4_cute import grouped_quantize, quantize, route
+from nvfp4_cute import NVFP4Tensor, grouped_quantize, quantize, route
 from nvfp4_cute.backends.emulator import on_emulator
+from nvfp4_cute.compile.compiler import Launcher
 from nvfp4_cute.emulator.fronts.launch_shim import prepare_cutlass
 from nvfp4_cute.experts.permutation import PermuteTask
 from nvfp4_cute.formats import block_scaled, scale_layout
@@ -362,6 +367,27 @@ def test_the_second_gemm_is_launched_without_checks(gpu, monkeypatch, batches):
     result = gemm(*again, alpha)
     assert result.stride() == first.stride()
     torch.testing.assert_close(result, expected, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize(("groups", "most"), [(None, 35), (8, 40)])
+def test_repeated_quantized_results_take_few_python_calls(gpu, monkeypatch, groups, most):
+    """One result of ``gemm``, or those of a list, none of which takes a call of its own."""
+    a, b = (random_bytes(groups or 1, rows, 64) for rows in (5, 128))
+    scales = random_bytes(2, groups or 1, 1, 2, 32, 4, 4)
+    if groups is None:
+        call = partial(gemm, a[0], b[0], *scales, out_dtype="nvfp4")
+    else:
+        call = partial(grouped_gemm, *map(list, (a, b, *scales)), out_dtype="nvfp4")
+    for _ in range(2):
+        call()
+    monkeypatch.setattr(Launcher, "__call__", lambda launcher, stream: None)
+    profile = cProfile.Profile(builtins=False)
+    results = profile.runcall(call)
+    assert all(
+        type(one) is NVFP4Tensor and one.shape == (5, 128)
+        for one in ([results] if groups is None else results)
+    )
+    assert sum(count for _, count, *_ in pstats.Stats(profile).stats.values()) <= most
 
 
 @pytest.mark.parametrize(

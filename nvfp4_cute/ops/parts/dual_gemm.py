@@ -192,8 +192,8 @@ def dual_gemm(
     (b1, b1_scale, b_format, *_), (b2, b2_scale, *_) = first, second
     alpha1, alpha2 = _dual_alphas(w, rows, first, second)
     alpha1, alpha2 = products.for_batches(alpha1, a), products.for_batches(alpha2, a)
-    out_global_scale = products.for_batches(out_global_scale, a, is_in_result=True)
-
+    if out_global_scale is not None:
+        out_global_scale = products.for_batches(out_global_scale, a, is_in_result=True)
     out_format, formats = result_format(out_dtype), (a_format, b_format)
 
     def split() -> Any:

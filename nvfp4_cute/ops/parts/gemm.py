@@ -69,7 +69,8 @@ def gemm(
     out_format = result_format(out_dtype)
     if out_format is not None and a_scale is None:
         check_result_of_pair(out_dtype, None)
-    check_out_global_scale(out_dtype, out_global_scale)
+    if out_global_scale is not None:
+        check_out_global_scale(out_dtype, out_global_scale)
     if config is not None and a_scale is None:
         raise UnsupportedProblem("config with 16-bit a: that kernel has nothing to configure; leave it out")
     if private_api.is_traced():  # the custom op (ops.library) that a traced graph keeps
