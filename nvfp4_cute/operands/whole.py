@@ -4,6 +4,7 @@ Nothing is copied from the host: factors are multiplied on the device.
 """
 
 from collections.abc import Callable, Sequence
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 import torch
@@ -35,6 +36,8 @@ class Parts(NamedTuple):
 
 
 ABSENT = Parts(None)
+# map() over this makes no Python call per tensor.
+_fields = attrgetter("data", "scale", "global_scale", "scale_layout", "format")
 Split = Callable[[Any, ScaleLayout], Parts]
 
 
@@ -57,14 +60,19 @@ def parts(given: Any, layout: ScaleLayout) -> Parts:
 
 def _listed(given: Sequence[BlockScaledTensor], layout: ScaleLayout) -> Parts:
     """Returns the parts of one whole tensor per group."""
-    first = given[0].format
-    other = next((g for g, x in enumerate(given) if x.format != first), None)
-    if other is not None:
+    data, scales, factors, layouts, formats = zip(*map(_fields, given), strict=True)
+    first = formats[0]
+    if formats.count(first) < len(formats):
+        other = next(g for g, format in enumerate(formats) if format != first)
         raise ValueError(
-            f"group 0 is {first.title} and group {other} {given[other].format.title}; the groups of a call have "
+            f"group 0 is {first.title} and group {other} {formats[other].title}; the groups of a call have "
             "one format: quantize them alike, or make two calls"
         )
-    of_all = [x.data for x in given], [_scale_of(x, layout) for x in given], first
+    if layouts.count(layout) < len(layouts):
+        scales = [_scale_of(x, layout) for x in given]
+    of_all = [*data], [*scales], first
+    if {*map(type, factors)} == {type(None)}:
+        return Parts(*of_all)
     if any(x.has_row_scales for x in given):
         without = next((g for g, x in enumerate(given) if not x.has_row_scales), None)
         if without is not None:
@@ -72,9 +80,6 @@ def _listed(given: Sequence[BlockScaledTensor], layout: ScaleLayout) -> Parts:
                 f"group {without} has no global scale per row, and others have; the groups of a call are quantized alike"
             )
         return Parts(*of_all, [*map(_row_scale, given)])
-    factors = [x.global_scale for x in given]
-    if all(factor is None for factor in factors):
-        return Parts(*of_all)
     one = torch.ones((), dtype=torch.float32, device=given[0].data.device)
     return Parts(*of_all, None, torch.stack([one if f is None else f for f in factors]))
 
