@@ -26,6 +26,7 @@ from nvfp4_cute.operands.numbers_on_device import one_number_on
 from nvfp4_cute.operands.operand import Operand
 from nvfp4_cute.operands.overlap import check_overlap
 from nvfp4_cute.operands.rules import ACTIVATION_DTYPES
+from nvfp4_cute.operands.whole import Parts
 from nvfp4_cute.problem import (
     INT32_MAX,
     OUT_DTYPES,
@@ -112,12 +113,9 @@ class Product:
 
 
 def check_gemm(
-    a, b, a_scale, b_scale, alpha, bias, formats, out, out_dtype, out_global_scale, scale_layout
+    rows: Parts, weights: Parts, alpha, bias, out, out_dtype, out_global_scale, scale_layout
 ) -> tuple[Product, list[torch.Tensor]]:
     """Checks the operands of ``gemm``, which has the same arguments; a number for ``out_global_scale`` is already float32 [1].
-
-    Args:
-        formats: formats of ``a`` and ``b``.
 
     Returns:
         The operands, and the tensors that are written: the result, or data and scale of a quantized one.
@@ -125,6 +123,7 @@ def check_gemm(
     Raises:
         TypeError, ValueError, UnsupportedProblem: an operand breaks a rule; the message names rule, value and fix.
     """
+    (a, a_scale, *_), (b, b_scale, *_), formats = rows, weights, (rows.format, weights.format)
     rules.check_scale_layout(scale_layout)
     out_format = result_format(out_dtype)
     rules.check_result(out_dtype, out_global_scale, formats)
@@ -184,16 +183,16 @@ def check_gemm(
 
 
 def check_gemv(
-    a, b, a_scale, b_scale, alpha, formats, out, out_dtype, scale_layout
+    matrix_parts: Parts, vector_parts: Parts, alpha, out, out_dtype, scale_layout
 ) -> tuple[Product, torch.Tensor]:
     """Checks the operands of ``gemv``. Returns them and the tensor to return. Raises as :func:`check_gemm` does."""
+    (a, a_scale, a_format, *_), (b, b_scale, b_format, *_) = matrix_parts, vector_parts
     rules.check_result_format(out_dtype, OUT_DTYPES)
     rules.check_choice("out_dtype", out_dtype, OUT_DTYPES)
     rules.check_scale_layout(scale_layout)
-    rules.check_formats(a_format=formats[0], b_format=formats[1])
+    rules.check_formats(a_format=a_format, b_format=b_format)
     inputs = {"a": a, "b": b, "a_scale": a_scale, "b_scale": b_scale} | rules.tensors_in({"alpha": alpha})
     device = rules.check_tensors(inputs | rules.given(out=out))
-    a_format, b_format = formats
     matrix, vector = rules.as_bytes("a", a, a_format), rules.as_bytes("b", b, b_format)
     if (
         matrix.ndim not in (2, 3)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from nvfp4_cute.formats.block_format import NVFP4, NVFP4_PAIR
+from nvfp4_cute.formats.block_format import NVFP4
 from nvfp4_cute.gpus.targets import B200
 from nvfp4_cute.launch import plan as launch_plan
 from nvfp4_cute.launch.simt import GemvTask
@@ -12,6 +12,7 @@ from nvfp4_cute.launch_table import NUM_COLUMNS, Gemv, Group
 from nvfp4_cute.operands.grouped import GroupedOperands
 from nvfp4_cute.operands.operand import Operand
 from nvfp4_cute.operands.products import check_gemv
+from nvfp4_cute.operands.whole import Parts
 from nvfp4_cute.planning.config import KernelConfig
 from nvfp4_cute.problem import GroupedProblem
 from nvfp4_cute.problems import grouped_submission
@@ -95,7 +96,7 @@ def test_scales_that_do_not_lie_as_prescribed_are_refused():
 def test_gemv(m, k, l):
     data = make_gemv_inputs(gemv_spec.GemvCase(m, k, l))
     a, b, _, _, sfa, sfb, c = data
-    product, _ = check_gemv(a, b[0], sfa, sfb, None, NVFP4_PAIR, c[:, 0], torch.float16, "blocked")
+    product, _ = check_gemv(Parts(a, sfa), Parts(b[0], sfb), None, c[:, 0], torch.float16, "blocked")
     table, expected = np.array(gemv_submission._launch_table(data)), GemvTask(product).table(B200.gpu)
     table[Gemv.NUM_SMS] = expected[Gemv.NUM_SMS]  # for persistent CTAs, which the submission does not use
     if l == 1:  # strides of the only batch are never used

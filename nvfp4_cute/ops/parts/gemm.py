@@ -117,7 +117,7 @@ def gemm(
                 f"a is {a.dtype} and has an a_scale; 16-bit a has none: pass a_scale=None, or quantize(a)"
             )
         product, results = products.check_gemm(
-            a, b, a_scale, b_scale, alpha, bias, formats, out, out_dtype, out_global_scale, scale_layout
+            first, second, alpha, bias, out, out_dtype, out_global_scale, scale_layout
         )
         if row_scale is not None:
             product = scaled_product(product, row_scale)

@@ -69,18 +69,17 @@ def gemv(
 
     def check() -> tuple[Task, list[torch.Tensor]]:
         if b_scale is None:
-            rows, names = None if out is None else out.unsqueeze(0), ("b", "a", "a_scale")
+            result_rows, names = None if out is None else out.unsqueeze(0), ("b", "a", "a_scale")
             product, result = products.check_weight_only(
-                b.unsqueeze(0), a, a_scale, alpha, a_format, rows, names, out_dtype, scale_layout
+                b.unsqueeze(0), a, a_scale, alpha, a_format, result_rows, names, out_dtype, scale_layout
             )
             return W4A16Task(product), [result[0] if out is None else out]
         if isinstance(b, torch.Tensor) and b.dtype in ACTIVATION_DTYPES:
             raise ValueError(
                 f"b is {b.dtype} and has a b_scale; 16-bit b has none: pass b_scale=None, or quantize(b)"
             )
-        product, result = products.check_gemv(
-            a, b, a_scale, b_scale, alpha, formats, out, out_dtype, scale_layout
-        )
+        given = vector._replace(data=b)
+        product, result = products.check_gemv(rows, given, alpha, out, out_dtype, scale_layout)
         return GemvTask(product), [result]
 
     return call(backend, settings, inputs, [] if out is None else [out], check)[0]
