@@ -42,19 +42,20 @@ HEAD = """# Layers, modelled
 
 {error} Made by `{command}`.
 
-us of a whole layer as its user calls it, in a CUDA graph on a cold L2: `MoE` with `route` on bf16 tokens. Every token
-chose experts by random logits; `QuantizedLinear` with a calibrated scale. Behind each time: what moving the chosen experts'
-weights and the tokens once takes at least, in percent of it ("speed of light"); then the percentages of that bandwidth at which
-device memory is read while each product runs. On the sm_100 family weights begin to come before the launch before a product ends,
-and count there. `-`: not modelled.
+Times in us of a whole layer as its user calls it, in a CUDA graph with a cold L2: `MoE` with `route` on bf16 tokens, whose
+experts are chosen by random logits, and `QuantizedLinear` with a calibrated scale. The first number in parentheses is the
+speed of light, that is the least time for moving the chosen experts' weights and the tokens once, in percent of the modelled
+time. The other numbers are the rates at which each product reads device memory, in percent of the bandwidth. On the sm_100
+family a product loads weights while the previous launch ends; these bytes count as the product's. `-`: not modelled.
 
-Published times are their authors', of other kernels on GPUs and in harnesses of their own; FlashInfer's contain no routing.
-Of other layers bandwidths were published. Gluon's first product of gpt-oss-120b's experts, MXFP8 by MXFP4, reads at 5.3 to
-7.5 TB/s on a B200 at 128 to 640 tokens (triton#10047, #10124). FlashInfer's masked NVFP4 products read at 4.5 (flashinfer#2503).
+Published times are their authors', for other kernels, GPUs and harnesses; FlashInfer's times contain no routing. For other
+layers, bandwidths were published. Gluon's first product of gpt-oss-120b's experts, MXFP8 by MXFP4, reads at 5.3 to 7.5 TB/s
+on a B200 at 128 to 640 tokens (triton#10047, #10124). FlashInfer's masked NVFP4 products read at 4.5 (flashinfer#2503).
 
-- a B300's kernels are those of a B200, but where tensor cores bound: there its MMAs take 96 elements of K (`_ultra` in a config).
-- of clusters that do alike work one is executed. For 8 tokens of Qwen3-30B-A3B the time is 0.6 % longer so on a B200, and 0.2 %
-  on an RTX 5090, than with all of them executed.
+- A B300 runs the kernels of a B200, except where tensor cores are the limit: there an MMA multiplies 96 elements of K
+  (`_ultra` in a config).
+- The emulator executes one of several clusters with equal work. For 8 tokens of Qwen3-30B-A3B, this makes the time 0.6 %
+  longer on a B200, and 0.2 % on an RTX 5090, than executing all of them.
 """
 
 

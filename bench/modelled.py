@@ -115,7 +115,7 @@ def made_by(known: Mapping[str, dict[str, Any]], cases: Sequence[Case], target: 
     for case in cases:
         by_sources[known[key_of(case, target)].get("sources", "unknown")].append(str(case))
     most = max(by_sources, key=lambda sources: len(by_sources[sources]))
-    commit = f", commit {provenance.commit()}" if most == provenance.digest() else ""
+    commit = f", commit {provenance.commit() or 'unknown'}" if most == provenance.digest() else ""
     return [f"modelled by sources {most}{commit}."] + [
         f"by older sources {sources}: {', '.join(names)}."
         for sources, names in by_sources.items()
@@ -126,13 +126,13 @@ def made_by(known: Mapping[str, dict[str, Any]], cases: Sequence[Case], target: 
 def stated_error() -> str:
     """Returns a statement of the model's error, from its committed comparisons with an H200 and an H100."""
     text = VALIDATION.read_text() if VALIDATION.exists() else ""
-    found = re.search(r"^(\d+ cases)\. Median error (.*?%), worst (.*?%)", text, re.M)
-    known = [f"on an H200 ({found[1]}, median {found[2]}, worst {found[3]})"] if found else []
+    found = re.search(r"^(\d+) cases\. Median error (.*?%), worst (.*?%)", text, re.M)
+    known = [f"{found[2]} over {found[1]} launches on an H200 (worst {found[3]})"] if found else []
     predicted = newest()
     if predicted["measured"]:
         middle = 100 * summary_of(predicted)[0]
         known.append(
-            f"on an H100 ({len(predicted['measured'])} calls predicted first, median {middle:.1f} %)"
+            f"{middle:.1f} % over the last {len(predicted['measured'])} calls that were predicted before an H100 ran them"
         )
-    comparison = f" {' and '.join(known)}" if known else ""
-    return f"the model's error is known{comparison}, on Blackwell it is not: bench/results/timing_model.md"
+    comparison = f"the model's median error is {' and '.join(known)}; " if known else ""
+    return f"{comparison}it was never measured on Blackwell: bench/results/timing_model.md"

@@ -16,7 +16,7 @@ Results are stored with the compiled kernels (NVFP4_CUTE_CACHE_DIR), per GPU pro
 without a config uses them: gemm, grouped_gemm and their dual forms, layers, and graphs of torch.compile. If only the
 device knows the sizes (ragged, masked), problems are the same if their mean numbers of rows lie within the same power of
 two. Results are valid until kernels or CuTe DSL change. Modelled times do not replace measured ones.
-For your own operands: nvfp4_cute.tune(grouped_gemm, a, b, a_scale, b_scale, ...).
+For your own operands: nvfp4_cute.tune(grouped_gemm, a, b, offs).
 """
 
 
