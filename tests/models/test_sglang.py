@@ -353,6 +353,21 @@ def test_experts_that_are_refused(methods, names):
         experts_layer(methods, names, True, gemm1_alpha=1.7)
 
 
+@pytest.mark.parametrize("chunk, expected", [(512, 512), (-1, 300), (None, 300)])
+def test_rows_of_the_largest_call(methods, monkeypatch, chunk, expected):
+    given = SimpleNamespace(chunked_prefill_size=chunk, max_prefill_tokens=300)
+    monkeypatch.setattr(methods, "get_schedule", lambda: given)
+    assert methods.most_rows() == expected
+
+
+@pytest.mark.parametrize(
+    "value, expected", [("", "by_rows"), ("fp8", "by_rows"), ("4bit", "nvfp4"), ("16bit", "16bit")]
+)
+def test_activations_from_the_environment(methods, monkeypatch, value, expected):
+    monkeypatch.setenv("NVFP4_CUTE_ACTIVATIONS", value)
+    assert methods.activations() == expected
+
+
 def test_register_replaces_the_methods_once(methods):
     from sglang.srt.layers import linear, quantization
 

@@ -4,9 +4,7 @@ Parameters have the names and shapes of the checkpoint's tensors, so SGLang's lo
 package take over the tensors and compute the layers.
 """
 
-from contextlib import suppress
 from dataclasses import dataclass
-from importlib import import_module
 from itertools import chain
 from typing import Any
 
@@ -19,6 +17,7 @@ from sglang.srt.layers.quantization.base_config import FusedMoEMethodBase, Linea
 from sglang.srt.layers.quantization.compressed_tensors.compressed_tensors import CompressedTensorsConfig
 from sglang.srt.layers.quantization.modelopt_quant import ModelOptFp4Config, ModelOptMixedPrecisionConfig
 from sglang.srt.layers.vocab_parallel_embedding import ParallelLMHead
+from sglang.srt.runtime_context import get_schedule
 
 from nvfp4_cute import env
 from nvfp4_cute.activation import Activation, ActivationName
@@ -365,13 +364,7 @@ def unknown(*shape: int) -> torch.Tensor:
 
 
 def most_rows() -> int:
-    """Returns the largest number of rows per call, from SGLang's arguments; ``prepare.MAX_ROWS`` if they have no limit."""
-    given = None
-    # Newer and older versions of SGLang.
-    places = (("runtime_context", "get_schedule"), ("server_args", "get_global_server_args"))
-    for module, name in places:
-        with suppress(ImportError, AttributeError, RuntimeError, ValueError):
-            given = getattr(import_module(f"sglang.srt.{module}"), name)()
-            break
-    sizes = (getattr(given, key, None) for key in ("chunked_prefill_size", "max_prefill_tokens"))
-    return next((size for size in sizes if size and size > 0), prepare.MAX_ROWS)
+    """Returns the largest number of rows per call, from SGLang's arguments. A chunk of -1 or None has no limit of its own."""
+    given = get_schedule()
+    chunk = given.chunked_prefill_size
+    return chunk if chunk and chunk > 0 else given.max_prefill_tokens
