@@ -8,7 +8,6 @@ from token_checks import PROMPTS, TOKENS
 
 ENVIRONMENT = {
     "SGLANG_PLUGINS": "nvfp4_cute",
-    "SGLANG_CPU_OMP_THREADS_BIND": f"0|{(os.cpu_count() or 1) - 1}",  # cores of two ranks
     "HF_HUB_OFFLINE": "1",
     "CUDA_VISIBLE_DEVICES": "",
 }
@@ -16,10 +15,13 @@ ENVIRONMENT = {
 
 def main() -> None:
     """Prints "tokens" and the tokens that follow PROMPTS, in bfloat16, the only dtype that SGLang takes for every tool."""
+    options = {name: json.loads(value) for name, value in (one.split("=") for one in sys.argv[2:])}
     os.environ.update(ENVIRONMENT)
+    ranks, cores = options.get("tp_size", 1), os.cpu_count() or 1
+    if ranks > 1:
+        os.environ["SGLANG_CPU_OMP_THREADS_BIND"] = "|".join(str(rank % cores) for rank in range(ranks))
     import sglang
 
-    options = {name: json.loads(value) for name, value in (one.split("=") for one in sys.argv[2:])}
     llm = sglang.Engine(
         model_path=sys.argv[1], dtype="bfloat16", device="cpu", attention_backend="torch_native", sampling_backend="pytorch",
         skip_tokenizer_init=True, disable_radix_cache=True, context_length=64, max_total_tokens=512, max_running_requests=8,
