@@ -134,7 +134,7 @@ def operands_of(
             f'{"b" if b2 is None else "w"} has a global scale per row (global_scale="per_row"), which only a may have: '
             'quantize weights with "auto", or "per_batch" for those of several experts'
         )
-    if b2 is not None and first.format != second.format:
+    if b2 is not None and first.format is not second.format and first.format != second.format:
         raise ValueError(
             f"b1 is {first.format.title} and b2 {second.format.title}; both weights have one format: quantize them alike"
         )
@@ -190,6 +190,8 @@ def is_converted(layout: ScaleLayout, *weights: Any) -> bool:
 
 def batched_parts(given: Any, layout: ScaleLayout) -> Parts:
     """Returns the parts of a matrix, or of batches [L, rows, K], whose data become [rows, K/2, L] for batched operations."""
+    if type(given) is Parts:
+        return given
     found = parts(given, layout)
     if isinstance(given, BlockScaledTensor) and found.data.ndim == 3:
         is_blocked = "blocked" == layout == found.format.scale_layout

@@ -237,7 +237,8 @@ def dual_gemm(
     choices = (activation, limit, w.layout, out_dtype, scale_layout, config, formats, early_weights)
     settings = ("dual_gemm", *[x is None for x in order], *choices)
     inputs = [x for x in order if x is not None]
-    outs = call(backend, settings, inputs, flat_outputs([out], out_format is not None), check)
+    given = [] if out is None else flat_outputs([out], out_format is not None)
+    outs = call(backend, settings, inputs, given, check)
     return one_result(outs, out_format, out_global_scale)
 
 

@@ -65,7 +65,8 @@ def gemm(
     first, second, _ = operands_of(scale_layout, out_dtype, a, b, split=batched_parts)
     a, a_scale, a_format, row_scale, factor_a = first
     b, b_scale, b_format, _, factor_b = second
-    alpha = times(alpha, factor_a, factor_b)
+    if factor_a is not None or factor_b is not None:
+        alpha = times(alpha, factor_a, factor_b)
     out_format = result_format(out_dtype)
     if out_format is not None and a_scale is None:
         check_result_of_pair(out_dtype, None)

@@ -76,7 +76,8 @@ def grouped_gemm(
     first, second, _ = operands_of(scale_layout, out_dtype, a, b)
     a, a_scale, a_format, row_scale, factor_a = first
     b, b_scale, b_format, _, factor_b = second
-    alpha = times(alpha, factor_a, factor_b)
+    if factor_a is not None or factor_b is not None:
+        alpha = times(alpha, factor_a, factor_b)
     if private_api.is_traced():
         return _traced((a, b, a_scale, b_scale), (offs, masked_m), alpha, row_scale, out, out_dtype, out_global_scale, config,
                        (scale_layout, backend, a_format.name, b_format.name))  # fmt: skip
