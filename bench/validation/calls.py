@@ -134,7 +134,8 @@ def _quantize(device: torch.device, m: int, k: int) -> Call:
 
 def _linear(device: torch.device, m: int, n: int, k: int) -> Call:
     layer, x = QuantizedLinear(k, n, bias=False, input_scale=None, device=device), _rows(device, m, k)
-    layer._buffers["weight"], layer.weight_scale = _operand(device, n, k)
+    weight = _operand(device, n, k)
+    layer._buffers["weight"], layer.weight_scale = weight.data, weight.scale
 
     def run(backend: str) -> object:
         layer.backend = backend

@@ -88,7 +88,7 @@ def proved() -> str:
     """Returns Markdown: `proved_calls` of both GPUs next to each other, and their errors."""
     calls = {gpu: found for gpu in PROVED if (found := proved_calls(gpu))}
     if not calls:
-        return "None was modelled since."
+        return "No call is left today."
     cell = lambda measured, modelled: (
         f"{measured:.2f} | {modelled:.2f} | {100 * (modelled / measured - 1):+.0f} %"
     )
