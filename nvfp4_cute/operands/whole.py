@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 
 from nvfp4_cute.errors import UnsupportedProblem
-from nvfp4_cute.formats.block_format import INT8, NVFP4, BlockFormat
+from nvfp4_cute.formats.block_format import INT8, NVFP4, BlockFormat, as_format
 from nvfp4_cute.formats.block_scaled import BLOCK_SCALED, BlockScaledTensor, ScaleLayout
 from nvfp4_cute.operands.numbers_on_device import numbers_on
 from nvfp4_cute.operands.rules import ACTIVATION_DTYPES
@@ -151,12 +151,13 @@ def _without_scale(side: Parts, out_dtype: OutDtype, split: Split) -> Parts:
     Raises ValueError for 16-bit values, which have no format.
     """
     first = side.data[0] if isinstance(side.data, list | tuple) and side.data else side.data
+    format = as_format("format", side.format)
     if isinstance(first, torch.Tensor) and first.dtype in ACTIVATION_DTYPES:
         raise ValueError(
-            f"{side.format.title} values of {first.dtype}: values of 16 bits have no format; leave it out, or "
-            f"quantize(x, format={side.format.record})"
+            f"{format.title} values of {first.dtype}: values of 16 bits have no format; leave it out, or "
+            f"quantize(x, format={format.record})"
         )
-    if out_dtype != torch.int32 or side.format != INT8:
+    if out_dtype != torch.int32 or format != INT8:
         return side
     if isinstance(side.data, list | tuple):
         return side._replace(scale=[_unused_scale(x, 1) for x in side.data])

@@ -108,6 +108,7 @@ def test_a_format_of_16_bit_values_is_refused(backend):
     w, plain = tensors(N, K), torch.ones(4, K).bfloat16()
     for call in (
         lambda **how: on_parts.gemm(plain, w, a_format=nv.MXFP4, **how),
+        lambda **how: on_parts.gemm(plain, w, a_format="mxfp4", **how),
         lambda **how: on_parts.dual_gemm(plain, w, w, a_format=nv.MXFP4, **how),
         lambda **how: on_parts.grouped_gemm([plain], [w], a_format=nv.MXFP4, **how),
         lambda **how: on_parts.grouped_dual_gemm([plain], [w], [w], a_format=nv.MXFP4, **how),
