@@ -44,9 +44,10 @@ class LastChains:
 
     def __init__(self) -> None:
         self._kept: list[_Kept] = []
+        self._missed: tuple = ()  # settings of the latest call that found none
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"_kept": []}
+        return vars(LastChains())
 
     def call(
         self,
@@ -70,7 +71,10 @@ class LastChains:
             return run(*arguments)  # which raises
         rows = tensors[0].shape[0] if with_rows else 0
         capacity = rows if rows < MANY_ROWS else rounded_rows(rows)
-        settings += (capacity, len(tensors), env.backend(), is_debugging(), is_batch_invariant())
+        kind = (
+            capacity if with_rows else getattr(tensors[0], "shape", None)
+        )  # first, because it often differs
+        settings = (kind, len(tensors), env.backend(), is_debugging(), is_batch_invariant(), *settings)
         calls = prepared.of_thread()
         for kept in self._kept:
             if kept.settings == settings and kept.calls is calls and kept.guards.check(*tensors):
@@ -78,6 +82,10 @@ class LastChains:
                 if repeated is not None:
                     return repeated[0] if kept.shape is None else repeated[0].view(kept.shape)
                 break
+        # Among more kinds than are kept, such as all row counts in turn, keeping each one would cost more than it saves.
+        is_new, self._missed = len(self._kept) == MAX_KEPT and settings != self._missed, settings
+        if is_new:
+            return run(*arguments)
         with watching_chains() as launched:
             result = run(*arguments)
         if len(launched) == 1 and prepared.TensorGuards is not None:

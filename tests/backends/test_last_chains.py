@@ -265,6 +265,10 @@ def test_few_kinds_are_kept(counted):
             layer.layer(rows(count + 3))
     assert len(layer.layer._last._kept) == last_chains.MAX_KEPT
     layer.expect(rows(), False)
+    kept = layer.layer._last._kept
+    for count in (40, 41, 42, 40, 41, 42, 40, 41, 42):  # in turn they replace none
+        layer.layer(rows(count))
+    assert layer.layer._last._kept is kept
 
 
 @pytest.mark.parametrize("count", [3, 70])
