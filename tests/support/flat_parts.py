@@ -9,12 +9,9 @@ from nvfp4_cute.ops.parts import grouped_quantize as grouped_quantize
 def _side(data, scale, format, row_scale=None):
     """Returns whole tensors and 16-bit values as they are, and data with a scale or a format as a record."""
     first = data[0] if isinstance(data, list | tuple) and data else data
-    is_alone = scale is None and row_scale is None and format is NVFP4
-    return (
-        data
-        if is_alone or isinstance(first, BlockScaledTensor)
-        else parts.Parts(data, scale, format, row_scale)
-    )
+    has_own_format = isinstance(first, BlockScaledTensor) or format is NVFP4
+    is_alone = scale is None and row_scale is None and has_own_format
+    return data if is_alone else parts.Parts(data, scale, format, row_scale)
 
 
 def _options(how):
