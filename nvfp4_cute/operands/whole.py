@@ -68,9 +68,8 @@ def _listed(given: Sequence[BlockScaledTensor], layout: ScaleLayout) -> Parts:
             f"group 0 is {first.title} and group {other} {formats[other].title}; the groups of a call have "
             "one format: quantize them alike, or make two calls"
         )
-    if layouts.count(layout) < len(layouts):
-        scales = [_scale_of(x, layout) for x in given]
-    of_all = [*data], [*scales], first
+    is_stored = layouts.count(layout) == len(layouts)
+    of_all = [*data], [*scales] if is_stored else [_scale_of(x, layout) for x in given], first
     if {*map(type, factors)} == {type(None)}:
         return Parts(*of_all)
     if any(x.has_row_scales for x in given):

@@ -230,7 +230,8 @@ def grouped_dual_gemm(
         check_operands("w.up", w.up, is_list=is_list)
     run = running(parts.grouped_dual_gemm, how)
     result = run(
-        a, w, offs=offs, masked_m=masked_m, activation=act.function, limit=act.limit, out=own_outputs(out, is_list),
-        out_dtype=out_dtype, out_global_scale=out_global_scale, backend=backend, options=how,
+        a, w, offs=offs, masked_m=masked_m, activation=act.function, limit=act.limit,
+        out=None if out is None else own_outputs(out, is_list), out_dtype=out_dtype, out_global_scale=out_global_scale,
+        backend=backend, options=how,
     )  # fmt: skip
     return group_tensor(result, out, out_dtype, out_global_scale) if type(result) is tuple else result

@@ -151,7 +151,7 @@ def grouped_gemm(
     check_operands("b", b, is_list=is_list)
     run = running(grouped_gemm_of_parts, how)
     result = run(
-        a, b, offs, alpha, masked_m=masked_m, out=own_outputs(out, is_list), out_dtype=out_dtype,
+        a, b, offs, alpha, masked_m=masked_m, out=None if out is None else own_outputs(out, is_list), out_dtype=out_dtype,
         out_global_scale=out_global_scale, backend=backend, options=how,
     )  # fmt: skip
     return group_tensor(result, out, out_dtype, out_global_scale) if type(result) is tuple else result

@@ -30,7 +30,7 @@ from nvfp4_cute.ops.traced import (
     refuse_gradients,
     torch_dtype,
 )
-from nvfp4_cute.problem import Activation, Gate, OutDtype, result_format
+from nvfp4_cute.problem import RESULT_FORMATS, Activation, Gate, OutDtype, result_format
 
 
 def gate_up(
@@ -71,7 +71,7 @@ def grouped_dual_gemm(
 
     Raises what the public operation raises. Nothing is written to ``out`` when a check fails.
     """
-    is_list, out_format = offs is None and masked_m is None, result_format(out_dtype)
+    is_list, out_format = offs is None and masked_m is None, RESULT_FORMATS.get(out_dtype)
     config = options.config
     early_weights = options.prefetch_weights and not is_converted(scale_layout, w.gate, w.up)
     rows, first, second = operands_of(scale_layout, out_dtype, a, w.gate, w.up)
@@ -104,6 +104,7 @@ def grouped_dual_gemm(
         a_scale is None, row_scale is None, alpha1 is None, alpha2 is None, bias is None, out_global_scale is None,
     )  # fmt: skip
     choices, formats = (activation, limit, w.layout), (a_format, b_format)
+    names = a_format.name, b_format.name
 
     def check() -> tuple[Task, list[torch.Tensor]]:
         gate = Gate.checked(*choices, (b2, b2_scale))
@@ -129,7 +130,7 @@ def grouped_dual_gemm(
         )  # fmt: skip
     else:
         settings = (
-            "grouped_dual_gemm", counts, absent, choices, out_dtype, scale_layout, config, formats, early_weights,
+            "grouped_dual_gemm", counts, absent, choices, out_dtype, scale_layout, config, *names, early_weights,
         )  # fmt: skip
         outs = call(backend, settings, inputs, group_outputs(out, is_list, out_format), check)
     return as_results(outs, is_list, out_format, out_global_scale)
@@ -194,7 +195,7 @@ def dual_gemm(
     alpha1, alpha2 = products.for_batches(alpha1, a), products.for_batches(alpha2, a)
     if out_global_scale is not None:
         out_global_scale = products.for_batches(out_global_scale, a, is_in_result=True)
-    out_format, formats = result_format(out_dtype), (a_format, b_format)
+    out_format, formats = RESULT_FORMATS.get(out_dtype), (a_format, b_format)
 
     def split() -> Any:
         """Splits the batches into groups: rows, weights, outputs, and the tensors written."""
@@ -234,7 +235,8 @@ def dual_gemm(
         return task, results if out is not None else as_stored(results, out_format)
 
     order = (a, b1, a_scale, b1_scale, row_scale, alpha1, b2, b2_scale, alpha2, out_global_scale)
-    choices = (activation, limit, w.layout, out_dtype, scale_layout, config, formats, early_weights)
+    names = a_format.name, b_format.name
+    choices = (activation, limit, w.layout, out_dtype, scale_layout, config, *names, early_weights)
     settings = ("dual_gemm", *[x is None for x in order], *choices)
     inputs = [x for x in order if x is not None]
     given = [] if out is None else flat_outputs([out], out_format is not None)

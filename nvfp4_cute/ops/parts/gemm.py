@@ -21,7 +21,13 @@ from nvfp4_cute.operands.whole import batched_parts, is_converted, operands_of, 
 from nvfp4_cute.ops.options import DEFAULT, Options
 from nvfp4_cute.ops.parts import dequantized
 from nvfp4_cute.ops.traced import format_name, refuse_config, refuse_gradients, torch_dtype
-from nvfp4_cute.problem import OutDtype, new_quantized_data, new_quantized_scale, result_format
+from nvfp4_cute.problem import (
+    RESULT_FORMATS,
+    OutDtype,
+    new_quantized_data,
+    new_quantized_scale,
+    result_format,
+)
 
 
 def gemm(
@@ -67,7 +73,7 @@ def gemm(
     b, b_scale, b_format, _, factor_b = second
     if factor_a is not None or factor_b is not None:
         alpha = times(alpha, factor_a, factor_b)
-    out_format = result_format(out_dtype)
+    out_format = RESULT_FORMATS.get(out_dtype)
     if out_format is not None and a_scale is None:
         check_result_of_pair(out_dtype, None)
     if out_global_scale is not None:
@@ -101,7 +107,7 @@ def gemm(
         inputs.append(bias)
     if out_global_scale is not None:
         inputs.append(out_global_scale)
-    formats = a_format, b_format
+    formats = a_format.name, b_format.name
     settings = (
         "gemm", is_weight_only, row_scale is None, alpha is None, bias is None, out_dtype, scale_layout, config, formats,
         early_weights,

@@ -61,7 +61,7 @@ def gemv(
     if alpha is not None:
         alpha = one_number_on(alpha, a)
 
-    formats = a_format, b_format
+    formats = a_format.name, b_format.name
     settings = ("gemv", is_weight_only, alpha is None, out_dtype, scale_layout, formats)
     inputs = [b, a, a_scale] if is_weight_only else [a, b, a_scale, b_scale]
     if alpha is not None:

@@ -29,7 +29,7 @@ from nvfp4_cute.ops.traced import (
     torch_dtype,
 )
 from nvfp4_cute.planning.config import KernelConfig
-from nvfp4_cute.problem import Gate, OutDtype, result_format
+from nvfp4_cute.problem import RESULT_FORMATS, Gate, OutDtype, result_format
 
 
 def grouped_gemm(
@@ -71,7 +71,7 @@ def grouped_gemm(
 
     Raises what the public operation raises. Nothing is written to ``out`` when a check fails.
     """
-    is_list, out_format = offs is None and masked_m is None, result_format(out_dtype)
+    is_list, out_format = offs is None and masked_m is None, RESULT_FORMATS.get(out_dtype)
     early_weights, config = options.prefetch_weights and not is_converted(scale_layout, b), options.config
     first, second, _ = operands_of(scale_layout, out_dtype, a, b)
     a, a_scale, a_format, row_scale, factor_a = first
@@ -99,7 +99,7 @@ def grouped_gemm(
         out_global_scale = numbers_of(out_global_scale, a, offs, masked_m, is_in_result=True)
         inputs.append(out_global_scale)
 
-    formats = a_format, b_format
+    formats = a_format.name, b_format.name
     absent = a_scale is None, row_scale is None, alpha is None, out_global_scale is None
     settings = ("grouped_gemm", counts, absent, out_dtype, scale_layout, config, formats, early_weights)
 
