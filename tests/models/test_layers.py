@@ -12,7 +12,7 @@ from nvfp4_cute.activation import Activation
 from nvfp4_cute.errors import CheckpointError
 from nvfp4_cute.models.checkpoints import Checkpoint
 from nvfp4_cute.models.checkpoints.stored import Scheme, StoredExperts, StoredLinear
-from nvfp4_cute.models.layers import embedding_module, experts_module, linear_module
+from nvfp4_cute.models.layers import embedding_module, experts_module, linear_module, product_sizes
 from nvfp4_cute.nn.experts import ModelExperts, SortedExperts
 
 DATA = Path(__file__).parents[1] / "data" / "checkpoints"
@@ -126,3 +126,10 @@ def test_an_embedding_has_no_activations(own):
     stored = StoredLinear("model.embed_tokens", Scheme("NVFP4_AWQ", "nvfp4", None), weight, None, **own)
     with pytest.raises(CheckpointError, match=r"model.embed_tokens is an embedding with an order of K"):
         embedding_module(stored, dtype=torch.bfloat16, device="cpu")
+
+
+def test_merged_parts_are_one_product_if_their_numbers_agree():
+    same, other = torch.tensor([0.5, 0.5]), torch.tensor([0.5, 0.25])
+    orders = torch.tensor([[0, 1], [0, 1]])
+    assert product_sizes([64, 32], [same, orders]) == product_sizes([64, 32], []) == [96]
+    assert product_sizes([64, 32], [orders, other]) == product_sizes([64, 32], [orders.tril()]) == [64, 32]
