@@ -53,8 +53,10 @@ def test_adapter_hands_on_operands_and_backend(problem, monkeypatch):
     keep = lambda *args, **options: calls.append((args, options))
     monkeypatch.setattr(problem.adapter.parts, problem.operation, keep)
     assert problem.adapter.custom_kernel(data, backend="emulator") is data[-1]
-    ((args, options),) = calls
-    assert all(x is y for x, y in zip(args, (*data[:count], *data[2 * count : -1]), strict=True))
+    (((a, b), options),) = calls
+    sides = [a, b] if problem.operation == "gemm" else [a, b.gate, b.up]
+    given = [*(x.data for x in sides), *(x.scale for x in sides)]
+    assert all(x is y for x, y in zip(given, (*data[:count], *data[2 * count : -1]), strict=True))
     assert options["out"] is data[-1] and options["backend"] == "emulator"
 
 

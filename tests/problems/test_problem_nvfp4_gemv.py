@@ -97,9 +97,9 @@ def test_adapter_hands_on_operands_and_backend(data, monkeypatch):
     calls = []
     monkeypatch.setattr(adapter.parts, "gemv", lambda *args, **options: calls.append((args, options)))
     assert adapter.custom_kernel(data, backend="emulator") is data[6]
-    (((a, b, a_scale, b_scale), options),) = calls
-    assert a is data[0] and a_scale is data[4] and b_scale is data[5]
-    assert b.data_ptr() == data[1].data_ptr() and b.shape == (CASE.k // 2, CASE.l)
+    (((a, b), options),) = calls
+    assert a.data is data[0] and a.scale is data[4] and b.scale is data[5]
+    assert b.data.data_ptr() == data[1].data_ptr() and b.data.shape == (CASE.k // 2, CASE.l)
     assert options["out"].data_ptr() == data[6].data_ptr() and options["backend"] == "emulator"
 
 

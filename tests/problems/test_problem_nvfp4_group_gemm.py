@@ -237,9 +237,9 @@ def test_adapter_hands_on_operands_and_backend(data, monkeypatch):
     adapter.custom_kernel(data)
     adapter.custom_kernel(data, backend="emulator")
     (first, options), (_, other) = calls
-    a, b, a_scale, b_scale = first
+    a, b = first
     for g, ((want_a, want_b, want_c), (want_sfa, want_sfb)) in enumerate(zip(data[0], data[2], strict=True)):
-        assert a[g] is want_a and b[g] is want_b and options["out"][g] is want_c
-        assert a_scale[g] is want_sfa and b_scale[g] is want_sfb
+        assert a.data[g] is want_a and b.data[g] is want_b and options["out"][g] is want_c
+        assert a.scale[g] is want_sfa and b.scale[g] is want_sfb
     assert options["out_dtype"] == torch.float16
     assert (options["backend"], other["backend"]) == ("auto", "emulator")
