@@ -12,9 +12,9 @@ from nvfp4_cute.planning.arch.base import PACES, live_sizes
 # Least number of rows and of weights. Launch overhead bounds smaller products, so they are not estimated.
 LEAST_ROWS = 64
 LEAST_WEIGHTS = 1 << 20
-# Below HOST_US, the host takes longer to enqueue both launches than a GPU to execute them, and longer than for one launch. In
-# vLLM on an H200, torch's product alone takes it 104 us (``bench/notes/2026-11-29-h200-prefill.md``). Such a product dequantizes
-# first only if this saves the fraction LEAST_GAIN of the kernels' time.
+# Below HOST_US, the host takes longer to enqueue both launches than a GPU to execute them, and longer than for one launch: 87 to
+# 100 us instead of 47 to 65 on an H200's host (``bench/notes/2026-11-29-h200-prefill.md``). Such a product dequantizes first only
+# if this saves the fraction LEAST_GAIN of the kernels' time.
 HOST_US, LEAST_GAIN = 100.0, 0.15
 # Most bytes of dequantized weights in memory.
 MOST_BYTES = 4 << 30
