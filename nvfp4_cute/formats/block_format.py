@@ -456,6 +456,6 @@ def format_named(name: str, argument: str = "format") -> BlockFormat:
     if found is None:
         raise ValueError(
             f"{argument}={name!r} is unknown; use one of {', '.join(FORMATS)}, or an int4_format(...), such as "
-            f"{next(reversed(INT4_FORMATS))}"
+            f"{int4_format().name}"
         )
     return found
