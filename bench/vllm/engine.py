@@ -124,7 +124,7 @@ class Measured:
             prompts = [length] * sequences
             self.generate(prompts, 1)
             record["prefill_ms"][f"{sequences} x {length}"] = [
-                min(self.generate(prompts, 1) for _ in range(3)) * 1e3 for _ in range(2)
+                min(self.generate(prompts, 1) for _ in range(8)) * 1e3 for _ in range(2)
             ]
         self.save()
         record["is_measured"] = True
