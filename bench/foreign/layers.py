@@ -165,7 +165,7 @@ def lightmoe(layer: Layer, target: Target, *, by_representatives: bool = True) -
         from lightmoe import InferenceMoE
         from lightmoe.kernels.grouped import runtime
 
-        # With LightMoE's grid of two CTAs per SM, its scheduler starts every CTA at the same tile, and results are wrong.
+        # With LightMoE's grid of two CTAs per SM, its scheduler reads blockIdx.z, 0 in every CTA, and computes few of the tiles.
         runtime._decode_grid_mode = lambda *_: runtime.DECODE_GRID_PERSISTENT
         model = layer.model
         _, name, options = ACTIVATIONS.get(model.name, (None, "swiglu", {}))
