@@ -13,7 +13,7 @@ from nvfp4_cute.errors import UnsupportedProblem
 from nvfp4_cute.formats.block_format import INT8, NVFP4, BlockFormat, as_format
 from nvfp4_cute.formats.block_scaled import BLOCK_SCALED, BlockScaledTensor, ScaleLayout
 from nvfp4_cute.operands.numbers_on_device import numbers_on
-from nvfp4_cute.operands.rules import ACTIVATION_DTYPES
+from nvfp4_cute.operands.rules import ACTIVATION_DTYPES, check_formats
 from nvfp4_cute.problem import Form, OutDtype
 
 
@@ -141,6 +141,8 @@ def operands_of(
         rows = _without_scale(rows, out_dtype, split)
     if first.scale is None and first.format is not NVFP4:
         first = _without_scale(first, out_dtype, split)
+    if not (isinstance(rows.format, BlockFormat) and isinstance(first.format, BlockFormat)):
+        check_formats(takes_rows=True, a_format=rows.format, b_format=first.format)
     return rows, first, second
 
 

@@ -270,7 +270,7 @@ def test_without_the_gpu_times_are_modelled(no_gpu, capsys):
     shown = json.loads(capsys.readouterr().out)
     (row,) = shown["rows"]
     assert shown["target"] == "B200" and "modelled" in shown["heading"]
-    assert re.search(r"median \d", shown["heading"])
+    assert re.search(r"median error is \d", shown["heading"])
     assert row["time"]["kind"] == "modelled" and 0 < row["percent_of_speed_of_light"] < 100
 
 

@@ -1,6 +1,6 @@
 """The operations on parts with one argument per tensor, for tests that vary one of many."""
 
-from nvfp4_cute.formats.block_format import NVFP4, as_format
+from nvfp4_cute.formats.block_format import NVFP4
 from nvfp4_cute.formats.block_scaled import BlockScaledTensor
 from nvfp4_cute.ops import parts
 from nvfp4_cute.ops.parts import grouped_quantize as grouped_quantize
@@ -8,7 +8,6 @@ from nvfp4_cute.ops.parts import grouped_quantize as grouped_quantize
 
 def _side(data, scale, format, row_scale=None):
     """Returns whole tensors and 16-bit values as they are, and data with a scale or a format as a record."""
-    format = as_format("format", format)
     first = data[0] if isinstance(data, list | tuple) and data else data
     has_own_format = isinstance(first, BlockScaledTensor) or format is NVFP4
     is_alone = scale is None and row_scale is None and has_own_format

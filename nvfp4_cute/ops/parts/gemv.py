@@ -7,12 +7,13 @@ import torch
 from nvfp4_cute import private_api
 from nvfp4_cute.backends.calls import call
 from nvfp4_cute.errors import UnsupportedProblem
+from nvfp4_cute.formats.block_format import BlockFormat
 from nvfp4_cute.formats.block_scaled import BlockScaledTensor, ScaleLayout
 from nvfp4_cute.launch.simt import GemvTask, W4A16Task
 from nvfp4_cute.launch.task import Task
 from nvfp4_cute.operands import products
 from nvfp4_cute.operands.numbers_on_device import one_number_on
-from nvfp4_cute.operands.rules import ACTIVATION_DTYPES
+from nvfp4_cute.operands.rules import ACTIVATION_DTYPES, check_formats
 from nvfp4_cute.operands.whole import batched_parts, times
 from nvfp4_cute.ops.traced import refuse_gradients
 
@@ -47,6 +48,8 @@ def gemv(
         )
     a, a_scale, a_format, _, factor_a = rows
     b, b_scale, b_format, of_row, factor_b = vector
+    if not (isinstance(a_format, BlockFormat) and isinstance(b_format, BlockFormat)):
+        check_formats(a_format=a_format, b_format=b_format)
     b = b[0] if is_matrix else b
     alpha = times(alpha, factor_a, factor_b, None if of_row is None else of_row.reshape(-1))
     if private_api.is_traced():  # the custom op (ops.library) that a traced graph keeps
