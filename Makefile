@@ -33,7 +33,7 @@ SGLANG ?= sglang==0.5.23
 SGLANG_ENV := .venv/sglang
 SGLANG_NEEDS := transformers==5.19.0 compressed-tensors==0.18.0 apache-tvm-ffi==0.1.11 triton aiohttp dill einops fastapi gguf \
   interegular ipython msgspec numba openai orjson partial-json-parser pillow prometheus-client psutil pybase64 python-multipart \
-  pyzmq requests scipy sentencepiece setproctitle uvicorn uvloop
+  pyzmq requests scipy sentencepiece setproctitle uvicorn uvloop xgrammar==0.2.7
 # What makes a venv whose packages are found behind its own in .venv; its argument is the venv.
 BEHIND = $(1)/bin/python -c "import pathlib, sys, sysconfig; pathlib.Path(sysconfig.get_path('purelib'), 'zz_base.pth') \
   .write_text(f'import site; site.addsitedir({sys.argv[1]!r})')" \
@@ -171,7 +171,7 @@ $(SGLANG_ENV)/installed: .venv/installed
 	$(call BEHIND,$(SGLANG_ENV))
 	$(SGLANG_ENV)/bin/python -m pip install --no-deps "$(SGLANG)"
 	$(SGLANG_ENV)/bin/python -m pip install "$(TORCH)" $(SGLANG_NEEDS)
-	cp -r tests/support/stand_ins/torchvision $(SGLANG_ENV)/lib/python*/site-packages/
+	cp -r tests/support/stand_ins/* $(SGLANG_ENV)/lib/python*/site-packages/
 	@touch $@
 
 .venv/installed-dev: .venv/installed

@@ -1,0 +1,1 @@
+"""See _custom_ops."""
