@@ -99,7 +99,7 @@ def text(known: Records, target: Target) -> str:
     for row in rows:
         groups.setdefault(group_of(row.case), []).append(row)
     parts = [
-        f"# Foreign kernels on a {target.name}",
+        f"# Foreign kernels: {target.name}",
         "Times are modelled, not measured. Every kernel multiplies equal operands on the emulator, and the timing model replays "
         "its launch with the same constants. Lower is better. We cannot measure the error of the model on Blackwell "
         "(`bench/results/timing_model.md`). Made by `python -m nvfp4_cute.bench.foreign "
@@ -250,7 +250,7 @@ def picture(known: Records, path: Path, target: Target) -> None:
         return geometric_mean(ratios) if ratios else None
 
     series = {name: [mean(name, rows) for rows in groups.values()] for name in FOREIGN}
-    title = f"Foreign grouped GEMMs on a {target.name}, modelled: time over ours (geometric mean; above 1 ours is faster)"
+    title = f"Foreign grouped GEMMs, {target.name}, modelled: time over ours (geometric mean; above 1 ours is faster)"
     bars(
         path, title, [f"{name} ({len(rows)})" for name, rows in groups.items()], series, unit="time over ours"
     )
