@@ -392,5 +392,23 @@ SUITES: tuple[Case, ...] = (
         "test_packed_kda_cute_forced_tiles_match_reference[8]",
         "test_packed_kda_cute_forced_tiles_match_reference[64]",
     ),
+    *_tests(
+        "flashinfer",
+        "sm_100a",
+        "tests/kda/test_recurrent_kda.py",
+        "test_spec_decode_basic[N4-H8-D64-S3]",
+    ),
+    *_tests(
+        "flashinfer",
+        "sm_100a",
+        "tests/gdn/test_decode_delta_rule.py",
+        "test_gdn_decode_bf16_state_t1_kernel[bfloat16-1-16-16-32-128-auto-True-True]",
+    ),
+    *_tests(
+        "flashinfer",
+        "sm_100a",
+        "tests/attention/test_cute_dsl_decode.py",
+        "test_cute_dsl_decode_ragged[dtype0-128-1]",
+    ),
 )
 """Tests of suites that expect a GPU. A case counts one configuration per test that ran."""
