@@ -69,11 +69,13 @@ class LastChains:
         """
         if with_rows > 1 and not prepared.have_equal_rows(tensors[:with_rows]):
             return run(*arguments)  # which raises
-        rows = tensors[0].shape[0] if with_rows else 0
+        try:
+            shape = tensors[0].shape
+        except (AttributeError, RuntimeError):  # not a tensor, or a nested one
+            return run(*arguments)  # which raises
+        rows = shape[0] if with_rows else 0
         capacity = rows if rows < MANY_ROWS else rounded_rows(rows)
-        kind = (
-            capacity if with_rows else getattr(tensors[0], "shape", None)
-        )  # first, because it often differs
+        kind = capacity if with_rows else shape  # first, because it often differs
         settings = (kind, len(tensors), env.backend(), is_debugging(), is_batch_invariant(), *settings)
         calls = prepared.of_thread()
         for kept in self._kept:
@@ -97,9 +99,9 @@ class LastChains:
                 and len(set(map(id, tensors))) == len(tensors)
                 and _addresses([*inputs, written]) == _addresses([*tensors, result])
             ):
-                shape = None if result.shape == written.shape else result.shape
+                made = None if result.shape == written.shape else result.shape
                 guards = prepared.guards_of(tensors, with_rows)
-                self._kept = [_Kept(settings, calls, guards, chain, shape), *self._kept[: MAX_KEPT - 1]]
+                self._kept = [_Kept(settings, calls, guards, chain, made), *self._kept[: MAX_KEPT - 1]]
         return result
 
 
