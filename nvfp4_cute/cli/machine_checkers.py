@@ -2,7 +2,7 @@
 
 basalt (https://github.com/sunnypatell/basalt, package ``basalt-sass``) checks the control bits of sm_120 instructions.
 cuxray (https://github.com/KookiesNKareem/cuxray) reports spills, occupancy and bank conflicts. Both disassemble with CUDA's
-own tools, from ``PATH`` or from Triton's wheel. What they say does not change the exit code.
+own tools, from ``PATH`` or from Triton's wheel. Their findings do not change the exit code.
 """
 
 import importlib.util
@@ -19,8 +19,9 @@ from nvfp4_cute import env
 from nvfp4_cute.emulator.fronts.virtual_gpu import Resources, VirtualGpu
 from nvfp4_cute.emulator.kernel_names import short_name
 
-SECONDS = 60
+TIMEOUT_SECONDS = 60
 MOST_LINES = 12
+"""Lines that are shown of a checker's report on one cubin."""
 
 
 @dataclass(frozen=True)
@@ -30,7 +31,7 @@ class Checker:
     Attributes:
         name: the executable.
         arguments: its arguments; ``{cubin}``, ``{tools}``, ``{threads}`` and ``{shared}`` become the file, the folder of CUDA's
-            disassembler, and threads and bytes of shared memory per CTA.
+            disassembler, and threads and bytes of dynamic shared memory per CTA.
         archs: architectures that it knows; None for all.
         left_out: regular expression of lines that are not shown.
         environment: variables that it needs.
@@ -61,7 +62,10 @@ CHECKERS = (
 
 
 def lines(gpu: VirtualGpu) -> Iterator[str]:
-    """Yields what the installed checkers say about the machine code of launched kernels, with a heading per checker and cubin."""
+    """Yields the reports of the installed checkers on the machine code of launched kernels, with a heading per checker and cubin.
+
+    A cubin with several launched kernels is checked with the threads and the shared memory of the first one.
+    """
     installed = [
         (one, command)
         for one in CHECKERS
@@ -82,15 +86,19 @@ def _said(one: Checker, command: str, cubin: bytes, needs: Resources) -> Iterato
     if disassembler is None:
         yield "  nothing: it needs nvdisasm, which CUDA's toolkit and the package `triton` contain"
         return
-    values = {"tools": Path(disassembler).parent, "threads": needs.threads, "shared": needs.shared_bytes}
+    values = {
+        "tools": Path(disassembler).parent,
+        "threads": needs.threads,
+        "shared": needs.dynamic_shared_bytes,
+    }
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder, "kernel.cubin")
         file.write_bytes(cubin)
-        words = [word.format(cubin=file.name, **values) for word in one.arguments]
+        arguments = [argument.format(cubin=file.name, **values) for argument in one.arguments]
         try:
             done = subprocess.run(
-                [command, *words], cwd=folder, env=env.with_variables({"PATH": path, **dict(one.environment)}),
-                timeout=SECONDS, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+                [command, *arguments], cwd=folder, env=env.with_variables({"PATH": path, **dict(one.environment)}),
+                timeout=TIMEOUT_SECONDS, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
             )  # fmt: skip
         except (OSError, subprocess.TimeoutExpired) as error:
             yield f"  {error}"

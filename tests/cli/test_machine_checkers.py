@@ -34,7 +34,7 @@ def install(tmp_path, monkeypatch):
 
 def said(arch):
     """What is said about a virtual GPU that launched one of the two kernels of a cubin, and none of another."""
-    rows = [SimpleNamespace(kernel="copy", resources=Resources(64, 2048, 1, None))] * 2
+    rows = [SimpleNamespace(kernel="copy", resources=Resources(64, 2560, 2048, 1, None))] * 2
     modules = [(b"\x7fELF", SimpleNamespace(entries=names)) for names in (["copy", "other"], ["third"])]
     return [
         *machine_checkers.lines(

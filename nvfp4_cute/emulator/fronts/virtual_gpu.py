@@ -80,12 +80,14 @@ class Resources:
     Attributes:
         threads: threads per CTA.
         shared_bytes: static and dynamic shared memory per CTA.
+        dynamic_shared_bytes: the part of it that the launch requests, which a cubin does not state.
         ctas_per_sm: CTAs that an SM holds at a time.
         code: the kernel's machine code; None if only its PTX is known.
     """
 
     threads: int
     shared_bytes: int
+    dynamic_shared_bytes: int
     ctas_per_sm: int
     code: MachineCode | None
 
@@ -239,7 +241,13 @@ class VirtualGpu(Emulator):
 
     def _run_now(self, launch: Launch) -> None:
         x, y, z = launch.grid
-        needs = Resources(launch.threads, launch.shared_bytes, launch.resident_ctas(1), launch.machine_code)
+        needs = Resources(
+            launch.threads,
+            launch.shared_bytes,
+            launch.smem_bytes,
+            launch.resident_ctas(1),
+            launch.machine_code,
+        )
         row = LaunchRow(launch.code.entry.name, launch.grid, launch.cluster, x * y * z, needs)
         self.launches.append(row)
         self.clear_ranges()
