@@ -302,7 +302,10 @@ def lookup(
 
 def have_equal_rows(tensors: Iterable[torch.Tensor]) -> bool:
     """Returns whether the first extents are equal, which signatures and guards with open extents do not compare."""
-    return len(set(map(torch.Tensor.size, tensors, repeat(0)))) == 1
+    try:
+        return len(set(map(torch.Tensor.size, tensors, repeat(0)))) == 1
+    except IndexError:  # a tensor without dimensions
+        return False
 
 
 def guards_of(tensors: Sequence[torch.Tensor], with_rows: int = 0) -> Any:

@@ -157,6 +157,8 @@ def moe_of(x):
         (lambda: nv.PersistentMLP([nv.quantize(torch.eye(32))], [1, 1])(torch.eye(32)), TypeError, "x is a Tensor"),
         (lambda: moe_of(None), TypeError, "x is None; pass a torch.Tensor"),
         (lambda: moe_of(torch.tensor(1.0)), ValueError, "x has shape []"),
+        (lambda: nv.MoE.from_experts(*EXPERT_LAYERS)(torch.ones(3, 32).half(), torch.zeros(3, 1).int(), torch.tensor(1.0)), ValueError,
+            "weights is torch.float32 [], strides []; expected"),
     ],
 )  # fmt: skip
 def test_other_calls(call, error, words):
