@@ -9,8 +9,10 @@ import torch
 
 from nvfp4_cute import env
 from nvfp4_cute.activation import SILU, Activation
+from nvfp4_cute.errors import CheckpointError
 from nvfp4_cute.formats.block_format import MXFP4, MXFP4_FP8, NVFP4, FP8_1xK
 from nvfp4_cute.models.checkpoints.checkpoint import convention_of
+from nvfp4_cute.models.checkpoints.names import INTERLEAVED_MODELS
 from nvfp4_cute.models.inspect import Kind
 from nvfp4_cute.models.layers import LayerActivations, own_scale
 from nvfp4_cute.models.vllm import NAME
@@ -130,14 +132,16 @@ def who_serves(config: dict[str, Any], state: str, engine: str = "vLLM") -> str:
 
 def sglang_refusal(quantization: dict[str, Any], model_type: str | None = None) -> str | None:
     """Returns the reason why a checkpoint is left to SGLang; None if the plug-in computes its NVFP4 layers."""
-    reason = refusal(quantization, model_type, is_asked=True)
-    if reason is not None:
-        return reason
-    convention = convention_of(original(quantization))
+    try:
+        convention = convention_of(original(quantization))
+    except CheckpointError as error:
+        return str(error)
     is_ours = any(scheme.weights == NVFP4.name for scheme in convention.schemes)
     if not is_ours or convention.tool not in ("modelopt", "compressed-tensors"):
-        return "the plug-in of SGLang has NVFP4 layers of ModelOpt and compressed-tensors"
-    return None
+        return "the plug-in of SGLang computes only NVFP4 layers of ModelOpt and compressed-tensors"
+    if model_type in INTERLEAVED_MODELS:
+        return f"models of type {model_type} have biases and alternating rows of gate and up, which the plug-in of SGLang lacks"
+    return refusal(quantization, model_type, is_asked=True)
 
 
 def kernels_by_rows(

@@ -63,14 +63,24 @@ def test_an_engine_that_lacks_something_is_named(monkeypatch, has_entry_point, e
     "quantization, expected",
     [
         ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, "this package"),
-        ({"quant_method": "modelopt", "quant_algo": "FP8"}, "SGLang's own methods: layers are"),
-        ({"quant_method": "gptq", "bits": 4, "group_size": 128, "sym": True, "desc_act": False}, "methods: the plug-in of SGLang has"),
-        ({"quant_method": "mxfp4"}, "methods: quant_method mxfp4 has"),
+        ({"quant_method": "modelopt", "quant_algo": "FP8"}, "SGLang's own methods: the plug-in of SGLang computes only NVFP4"),
+        ({"quant_method": "gptq", "bits": 4, "group_size": 128, "sym": True, "desc_act": False}, "methods: the plug-in of SGLang computes"),
+        ({"quant_method": "mxfp4"}, "methods: the plug-in of SGLang computes"),
+        ({"quant_method": "unknown"}, "methods: quant_method is 'unknown'; readers are"),
+        ({"quant_method": "modelopt", "quant_algo": "NVFP4", "sparsity_config": {"x": 1}}, "methods: it has a sparsity_config"),
     ],
 )  # fmt: skip
 def test_who_serves_in_sglang(quantization, expected):
     config = {"quantization_config": quantization, "model_type": "qwen3"}
     assert expected in engines.who_serves(config, "active: x", "SGLang")
+
+
+def test_gpt_oss_in_nvfp4_stays_with_sglang():
+    config = {
+        "quantization_config": {"quant_method": "modelopt", "quant_algo": "NVFP4"},
+        "model_type": "gpt_oss",
+    }
+    assert "methods: models of type gpt_oss have biases" in engines.who_serves(config, "active: x", "SGLang")
 
 
 @pytest.mark.parametrize(
