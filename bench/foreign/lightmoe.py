@@ -27,7 +27,7 @@ def tiles(case: Case) -> list[Tile]:
     """Returns the tiles to try: with swapped operands, tokens along N, for few rows.
 
     For at most 8 rows its decode path is the fastest of three forms in all cells where they were modelled. With many experts the
-    other forms walk over them one by one, which takes tens of microseconds, so that only one of them is tried from 33 rows on.
+    other forms walk over them one by one, which takes tens of microseconds, so only one of these is tried, from 33 rows on.
     """
     most = max(m for m, _, _ in case.sizes)
     decode = [Tile(128, n, DECODE) for n in NARROW if most <= n][:1]

@@ -233,8 +233,8 @@ def power_code(amax: Float32, encode: Encoding) -> Uint32:
     least = element.max_exponent << EXPONENT_BIT
     exponent = bits >> EXPONENT_BIT
     if encode.scale_rounding == "up":
-        # A mantissa above the largest element's carries into the exponent. RN also makes 2^-127 of the float after the largest
-        # element times 2^-127.
+        # A mantissa above the largest element's carries into the exponent, except in the float after (largest element) * 2^-127,
+        # whose quotient rounds to 2^-127.
         mantissa = int(element.max * 2.0 ** (EXPONENT_BIT - element.max_exponent)) - (1 << EXPONENT_BIT)
         exponent = (bits + Uint32((1 << EXPONENT_BIT) - 1 - mantissa)) >> EXPONENT_BIT
         least += mantissa + 1

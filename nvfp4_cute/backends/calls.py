@@ -27,7 +27,14 @@ MANY_ROWS = 64
 
 
 class LaunchedChain(NamedTuple):
-    """A chain that was launched from its preparation, its inputs and result, and whether it serves a range of row counts."""
+    """A launch of a prepared chain.
+
+    Attributes:
+        chain: the prepared chain.
+        inputs: tensors that it read.
+        result: tensor that it wrote.
+        serves_fewer_rows: whether it serves a range of row counts.
+    """
 
     chain: Launchable
     inputs: list[torch.Tensor]
@@ -198,7 +205,7 @@ def chain_of_rows(
     settings = _settings(arguments, inputs)
     capacity, open_ones = rounded_rows(rows), with_rows - settings[:with_rows].count(None)
     if open_ones > 1 and not prepared.have_equal_rows(inputs[:open_ones]):
-        return run(*arguments)  # which raises
+        return run(*arguments)  # raises
     key, known = prepared.lookup(inputs, run, settings, capacity, backend, with_rows=open_ones)
     if known is None and is_planning():  # also request the kernels of the largest row count
         _rehearse(run, capacity, with_rows, open_ones, arguments)
@@ -228,7 +235,8 @@ def _rehearse(
 ) -> Launchable | None:
     """Prepares ``run`` for up to ``capacity`` rows without a launch. While kernels are planned, only requests the kernels.
 
-    Returns None if the call at hand says more: it raises the same error, or it has the memory that more rows have not.
+    Returns None if an operand was refused, or if memory for that many rows is lacking. The call itself then raises the same
+    error, or succeeds with its own rows.
     """
     made: list[Made | TorchStep | None] = []
     _watched.made, _watched.is_rehearsed = made, not is_planning()

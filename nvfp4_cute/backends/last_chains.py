@@ -44,7 +44,7 @@ class LastChains:
 
     def __init__(self) -> None:
         self._kept: list[_Kept] = []
-        self._missed: tuple = ()  # settings of the latest call that found none
+        self._missed: tuple = ()  # settings of the latest call that found no chain
 
     def __getstate__(self) -> dict[str, Any]:
         return vars(LastChains())
@@ -68,15 +68,16 @@ class LastChains:
                 row counts (``calls.chain_of_rows``) serves all of them.
         """
         if with_rows > 1 and not prepared.have_equal_rows(tensors[:with_rows]):
-            return run(*arguments)  # which raises
+            return run(*arguments)  # raises
         try:
             shape = tensors[0].shape
         except (AttributeError, RuntimeError):  # not a tensor, or a nested one
-            return run(*arguments)  # which raises
+            return run(*arguments)  # raises
         rows = shape[0] if with_rows else 0
         capacity = rows if rows < MANY_ROWS else rounded_rows(rows)
-        kind = capacity if with_rows else shape  # first, because it often differs
-        settings = (kind, len(tensors), env.backend(), is_debugging(), is_batch_invariant(), *settings)
+        # The size comes first, because it differs most often.
+        size = capacity if with_rows else shape
+        settings = (size, len(tensors), env.backend(), is_debugging(), is_batch_invariant(), *settings)
         calls = prepared.of_thread()
         for kept in self._kept:
             if kept.settings == settings and kept.calls is calls and kept.guards.check(*tensors):
@@ -84,9 +85,10 @@ class LastChains:
                 if repeated is not None:
                     return repeated[0] if kept.shape is None else repeated[0].view(kept.shape)
                 break
-        # Among more kinds than are kept, such as all row counts in turn, keeping each one would cost more than it saves.
-        is_new, self._missed = len(self._kept) == MAX_KEPT and settings != self._missed, settings
-        if is_new:
+        # A kind replaces a kept one only after two misses in a row. With more kinds than are kept, such as row counts that
+        # alternate, keeping each one would cost more than it saves.
+        is_first_miss, self._missed = settings != self._missed, settings
+        if is_first_miss and len(self._kept) == MAX_KEPT:
             return run(*arguments)
         with watching_chains() as launched:
             result = run(*arguments)

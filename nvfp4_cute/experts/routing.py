@@ -146,7 +146,7 @@ def _check_counts(experts: int, top_k: int, num_groups: int, topk_groups: int) -
         raise UnsupportedProblem(f"E={experts} is not from 1 to {MAX_EXPERTS}, what a warp has room for")
     if not 1 <= top_k <= min(experts, MAX_TOP_K):
         raise UnsupportedProblem(
-            f"top_k={top_k} is not from 1 to {min(experts, MAX_TOP_K)}, the number of experts and at most {MAX_TOP_K}"
+            f"top_k={top_k} is not from 1 to {min(experts, MAX_TOP_K)}: E={experts}, and a token has at most {MAX_TOP_K} experts"
         )
     if not 1 <= num_groups <= WARP_SIZE or experts % num_groups:
         raise UnsupportedProblem(

@@ -362,7 +362,7 @@ class MoE(NamesFormats):
         self._seen = seen  # last, because it tells other threads that the result is current
 
     def _is_one_alpha(self, is_traced: bool) -> bool:
-        """Returns whether gate and up have the same factors. A traced graph takes what was last seen."""
+        """Returns whether gate and up have the same factors. A traced graph uses the last comparison."""
         if not (is_traced or self.has_two_alphas or self._seen.is_current()):
             self._compare_alphas()
         return self.has_one_alpha and not self.has_two_alphas
@@ -411,8 +411,8 @@ class MoE(NamesFormats):
             given[ALPHA13 : ALPHA13 + 1] = held["alpha13"].unbind()
         modes = (self.activations, self.activation, self.weight_layout, self.formats, parallel, self.backend)
         tensors, settings = [x, *filter(_is_given, given)], (*modes, *map(_is_given, given))
-        rows = 3 + (shared is not None)
-        return self._last.call(settings, tensors, self._compute, *call, with_rows=rows)
+        with_rows = 3 + (shared is not None)
+        return self._last.call(settings, tensors, self._compute, *call, with_rows=with_rows)
 
     def _compute(
         self,

@@ -27,7 +27,7 @@ POISON_BYTE = 0xFE  # NaN in every float format
 
 
 def depth_step(formats: Formats) -> int:
-    """Returns the divisor of K: blocks, row pitches in full 16-byte units, and full boxes for formats that TMA pads."""
+    """Returns the number that divides K: whole blocks, row pitches of 16 bytes, and whole boxes for formats that TMA pads."""
     return max(
         PADDED_K_MULTIPLE if formats in MIXED_PAIRS else K_STEP, *(format.k_multiple for format in formats)
     )
@@ -51,7 +51,7 @@ class Dice:
         return int(torch.randint(low, high + 1, (), generator=self._generator))
 
     def choose(self, values: Sequence[Any]) -> Any:
-        """Returns a random element of `values`."""
+        """Returns a random element of ``values``."""
         return values[self.integer(0, len(values) - 1)]
 
     def rows(self, most: int) -> int:
@@ -62,7 +62,7 @@ class Dice:
         return 1 if edge < EMPTY_SHARE + ONE_ROW_SHARE else self.integer(1, most)
 
     def values(self, rows: int, k: int, format: BlockFormat = NVFP4) -> torch.Tensor:
-        """Returns every bit pattern of e2m1, uint8 [rows, k/2]; or 8-bit elements [rows, k], multiples of 1/2 up to 6."""
+        """Returns random bit patterns of e2m1, uint8 [rows, k/2]; or 8-bit elements [rows, k], multiples of 1/2 up to 6."""
         if format.element.bits == 8:
             return encode(self.halves(rows, k), format.element)
         return torch.randint(
@@ -93,7 +93,7 @@ class Dice:
 
 
 def scale_choices(format: BlockFormat, values: Sequence[float] = SCALES) -> torch.Tensor:
-    """Returns ``values`` as scales of a format: only powers of two if it has no others; with zero points next to some."""
+    """Returns ``values`` as scales of a format: without 1.5 if it has powers of two alone, or each with all ``ZERO_POINTS``."""
     scale = format.scale_float.name
     choices = torch.tensor([x for x in values if scale != "ue8m0" or x != 1.5])
     if format.has_zero_points:

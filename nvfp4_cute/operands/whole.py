@@ -100,9 +100,9 @@ def in_form(form: Form, a: Parts, *weights: Parts) -> list[Parts]:
     sides = [first, *(_joined(b, torch.stack) for b in weights)]
     if form != "batched":
         return sides
-    # Blocked scales have more dimensions.
-    turn = lambda t: t if t is None or t.ndim > 3 else t.permute(1, 2, 0)
-    return [x._replace(data=turn(x.data), scale=turn(x.scale)) for x in sides]
+    # Blocked scales have more dimensions, and their batches stay first.
+    batches_last = lambda t: t if t is None or t.ndim > 3 else t.permute(1, 2, 0)
+    return [x._replace(data=batches_last(x.data), scale=batches_last(x.scale)) for x in sides]
 
 
 def _joined(side: Parts, join: Callable[[list[torch.Tensor]], torch.Tensor]) -> Parts:
@@ -147,7 +147,7 @@ def operands_of(
 
 
 def _without_scale(side: Parts, out_dtype: OutDtype, split: Split) -> Parts:
-    """Returns INT8 values with unused memory for scales if results are sums of integers.
+    """Returns INT8 values with unused memory for scales if results are sums of integers, and other operands unchanged.
 
     Raises ValueError for 16-bit values, which have no format.
     """

@@ -134,7 +134,7 @@ class CompressedConfig(CompressedTensorsConfig):
         return method(COMPRESSED, scheme)
 
     def _scheme(self, layer: torch.nn.Module, prefix: str) -> Scheme | None:
-        """Returns the scheme of a layer in NVFP4; None if a part of it has another one."""
+        """Returns the scheme of a layer in NVFP4; None if a part of it has another one, or if weights are sparse or rotated."""
         names = [prefix]
         if isinstance(layer, FusedMoE):
             self._add_fused_moe_to_target_scheme_map()
@@ -142,8 +142,9 @@ class CompressedConfig(CompressedTensorsConfig):
         elif self.linear_fp8_config is not None:
             return None
         found = [self.get_scheme_dict(layer, name) for name in names]
-        is_more = self.sparsity_scheme_map or self.config.get("transform_config")
-        if not found[0] or any(one != found[0] for one in found) or is_more:
+        if self.sparsity_scheme_map or self.config.get("transform_config"):
+            return None
+        if not found[0] or any(one != found[0] for one in found):
             return None
         weights, activations = found[0]["weights"], found[0]["input_activations"]
         if not is_nvfp4(weights) or not (activations is None or is_nvfp4(activations)):
