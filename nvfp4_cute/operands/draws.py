@@ -2,6 +2,7 @@
 
 Operands are drawn so that every sum is exact in fp32 in any order of accumulation. Values are multiples of 1/2 up to 6,
 and scales are 0.5, 1, 1.5 or 2, so products are multiples of 1/16 up to 144, and K of them stay below 2**24 sixteenths.
+Weights in int4 are up to 16, but they are integers and the other operand has no scales: multiples of 1/4 up to 192.
 alpha is a power of two. A backend that differs by one bit computes something else.
 """
 
