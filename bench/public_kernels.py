@@ -51,8 +51,10 @@ OTHER_DSL = "other DSL"
 MISSING_IN_DSL = re.compile(r"(?:Attribute|Import|ModuleNotFound)Error: .*\bcutlass\b")
 """Python's message for a script that is written for a different version of CuTe DSL."""
 
-CHECKED = re.compile(r"^nvfp4-cute emulate: (\d+ launch(es)? checked: |nothing was checked).*\n?", re.M)
-"""Last line of a checked script, however it ends."""
+CHECKED = re.compile(
+    r"^nvfp4-cute emulate: (\d+ launch(es)? checked: |nothing was checked|pass --check ).*\n?", re.M
+)
+"""Last line of a script, however it ends: what was checked, or the advice to check."""
 
 REPORTED = re.compile(r"\b(?:error|warning|note)s? in kernel `")
 """First words of a report of the hazard checker."""

@@ -172,6 +172,14 @@ def test_a_report_of_the_checker_is_a_hazard():
     assert public_kernels._verdict(1, "nvfp4-cute emulate: there is no file `x`") == "FAIL"
 
 
+def test_the_advice_after_a_fault_is_not_quoted():
+    fault = "nvfp4-cute emulate: kernel `k` cta (0, 0, 0) warp 1: PTX line 3: not allocated\n"
+    assert (
+        public_kernels._last_words(fault + "nvfp4-cute emulate: pass --check to look for races\n")
+        == fault.strip()
+    )
+
+
 def test_a_failed_launch_of_a_suite_is_quoted():
     """Pytest prints it without a traceback, and thus without marks, right after the name of the test."""
     failed = "kernel `k` cta (0, 0, 0) warp 1: PTX line 3: not allocated"
