@@ -372,7 +372,7 @@ def test_the_second_gemm_is_launched_without_checks(gpu, monkeypatch, batches):
 
 @pytest.mark.parametrize(("groups", "most"), [(None, 48), (8, 54)])
 def test_repeated_quantized_results_take_few_python_calls(gpu, monkeypatch, groups, most):
-    """One result of ``gemm``, or those of a list, none of which takes a call of its own."""
+    """One result of ``gemm``, or the results of a list, whose number adds no Python calls."""
     a, b = ([quantize(torch.randn(rows, 128).bfloat16()) for _ in range(groups or 1)] for rows in (5, 128))
     if groups is None:
         call = partial(nv.gemm, a[0], b[0], out_dtype="nvfp4")
