@@ -1,7 +1,5 @@
 """Prepared calls: what a signature distinguishes, and which addresses make a call run all checks again."""
 
-import cProfile
-import pstats
 from functools import partial
 
 import flat_parts as on_parts
@@ -12,11 +10,11 @@ from emulated_gpu import emulated_gpu
 from expert_layers import moe, some_layer
 from flat_parts import dual_gemm, gemm, gemv, grouped_dual_gemm, grouped_gemm
 from list_checks import check_list_operands
+from python_calls import python_calls
 
 import nvfp4_cute as nv
 from nvfp4_cute import NVFP4Tensor, grouped_quantize, quantize, route
 from nvfp4_cute.backends.emulator import on_emulator
-from nvfp4_cute.compile.compiler import Launcher
 from nvfp4_cute.emulator.fronts.launch_shim import prepare_cutlass
 from nvfp4_cute.experts.permutation import PermuteTask
 from nvfp4_cute.formats import block_scaled, scale_layout
@@ -380,14 +378,12 @@ def test_repeated_quantized_results_take_few_python_calls(gpu, monkeypatch, grou
         call = partial(nv.grouped_gemm, a, b, out_dtype="nvfp4")
     for _ in range(2):
         call()
-    monkeypatch.setattr(Launcher, "__call__", lambda launcher, stream: None)
-    profile = cProfile.Profile(builtins=False)
-    results = profile.runcall(call)
+    count, results = python_calls(call, (), monkeypatch)
     assert all(
         type(one) is NVFP4Tensor and one.shape == (5, 128)
         for one in ([results] if groups is None else results)
     )
-    assert sum(count for _, count, *_ in pstats.Stats(profile).stats.values()) <= most
+    assert count <= most
 
 
 @pytest.mark.parametrize(

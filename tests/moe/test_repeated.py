@@ -1,15 +1,12 @@
 """Repeated layers of experts: launched as one chain, with the bits of launches one by one, and few Python calls."""
 
-import cProfile
-import pstats
-
 import pytest
 import torch
 from emulated_gpu import emulated_gpu
 from oracle import assert_bitwise_equal
+from python_calls import python_calls
 
 from nvfp4_cute import Experts, MoE, moe, quantize, route
-from nvfp4_cute.compile.compiler import Launcher
 from nvfp4_cute.experts import moe as layers
 from nvfp4_cute.experts.products import LocalExperts
 from nvfp4_cute.gpus import targets
@@ -66,12 +63,7 @@ def check(call, monkeypatch, given):
         right = call(*given)
     monkeypatch.setattr(LocalExperts, "of", None)
     assert_bitwise_equal(call(*given), right)
-    with monkeypatch.context() as patch:
-        patch.setattr(Launcher, "__call__", lambda launcher, stream: None)
-        profile = cProfile.Profile(builtins=False)
-        profile.runcall(call, *given)
-    count = sum(count for _, count, *_ in pstats.Stats(profile).stats.values())
-    assert count <= MOST_PYTHON_CALLS
+    assert python_calls(call, given, monkeypatch)[0] <= MOST_PYTHON_CALLS
 
 
 @pytest.mark.sampled(1)
