@@ -37,7 +37,7 @@ PLAY, OTHER = "The Tempest", "Apache License 2.0"
 FORMATS = {
     "W4A16": "nvfp4a16", "W4A4": "nvfp4", "MXFP4": "mxfp4", "MXFP8": "mxfp8", "int4": "int4", "FP8": "fp8",
 }  # fmt: skip
-FOUR_OVER_SIX = "nvfp4_four_over_six"
+FOUR_OVER_SIX: Literal["nvfp4_four_over_six"] = "nvfp4_four_over_six"
 
 
 @dataclass(frozen=True)
@@ -295,7 +295,7 @@ def page(record: dict[str, Any]) -> str:
     )
 
 
-def _table(header: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
+def _table(header: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:
     lines = [header, ("---",) * len(header), *rows]
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 

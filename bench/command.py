@@ -196,10 +196,10 @@ def draw(path: Path, result: Report) -> None:
     if not timed:
         raise ValueError("there is no time to draw")
     share = lambda row, time: None if time is None else 100 * row.floor.us / time.us
-    kind = timed[0].time.kind  # type: ignore[union-attr]
+    kind = timed[0].time.kind
     values = {
         f"ours ({kind})": [share(row, row.time) for row in timed],
         "best peer": [share(row, row.best_peer and row.best_peer[1]) for row in timed],
     }
-    labels = [f"{row.case}: {row.time.us:.3g} us" for row in timed]  # type: ignore[union-attr]
+    labels = [f"{row.case}: {row.time.us:.3g} us" for row in timed]
     bars(path, f"{result.target.name}, {kind}: longer is faster", labels, values, unit="% of speed of light")

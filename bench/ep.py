@@ -27,7 +27,7 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from datetime import timedelta
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -109,7 +109,18 @@ def captured(call: Callable[[], Any]) -> Callable[[], None]:
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph, capture_error_mode="thread_local"):
         call()
-    return lambda _held=call: graph.replay()
+    return partial(_replay, graph, call)
+
+
+def _replay(graph: torch.cuda.CUDAGraph, held: object) -> None:
+    """Replays a graph whose inputs ``held`` keeps alive."""
+    graph.replay()
+
+
+def world() -> dist.ProcessGroup:
+    """Returns the group of all ranks."""
+    assert dist.group.WORLD is not None
+    return dist.group.WORLD
 
 
 def timed(calls: Calls, rounds: int = ROUNDS) -> dict[str, float]:
@@ -144,12 +155,13 @@ class Part:
         pick = lambda data, scale: ExpertWeights(
             data[held], scale.view(torch.uint8)[held].view(scale.dtype), None
         )
+        assert layer.alpha13 is not None and layer.alpha2 is not None
         self.w13 = Experts(pick(layer.w13, layer.w13_scale), alpha=layer.alpha13[0][held])
         self.w2 = Experts(pick(layer.w2, layer.w2_scale), alpha=layer.alpha2[held])
 
     def layer(self, x, ids, weights, capacity: int | None) -> torch.Tensor:
         """Computes the layer over all ranks."""
-        parallel = Parallel(dist.group.WORLD, capacity, self.placement)
+        parallel = Parallel(world(), capacity, self.placement)
         return moe(x, ids, weights, self.w13, self.w2, activations="nvfp4", parallel=parallel)
 
     @cached_property
@@ -169,16 +181,14 @@ class Part:
         """Returns pairs (token, rank), then choices, int64 [from, to] each: [ranks, 2 * ranks]."""
         routes = Routes.of(ids, self.placement, self.rank, "auto")
         back = routes.choices("auto")
-        ends = gather(dist.group.WORLD, torch.cat([routes.tokens.offs, back.offs]))
+        ends = gather(world(), torch.cat([routes.tokens.offs, back.offs]))
         halves = ends.split(self.ranks, 1)
         return torch.cat([part.diff(dim=1, prepend=part.new_zeros(self.ranks, 1)) for part in halves], 1)
 
     def phases(self, x, ids, weights, table: torch.Tensor) -> Calls:
         """Returns the phases, each with the results of the earlier ones. table: see ``moved``."""
         layout = RowLayout(x.shape[1], 0, x.dtype, True)
-        buffers = buffers_of(
-            dist.group.WORLD, BufferLayout(self.ranks, len(x), ids.shape[1], layout), x.device
-        )
+        buffers = buffers_of(world(), BufferLayout(self.ranks, len(x), ids.shape[1], layout), x.device)
         if buffers is None:
             return self.exchanged(x, ids, weights, table)
         count, group = self.experts.count, self.placement
@@ -195,7 +205,7 @@ class Part:
 
     def exchanged(self, x, ids, weights, table: torch.Tensor) -> Calls:
         """Returns the phases of the exact form with the group's backend."""
-        group, placement, rank = dist.group.WORLD, self.placement, self.rank
+        group, placement, rank = world(), self.placement, self.rank
         layout = RowLayout(x.shape[1], ids.shape[1], x.dtype, True)
         back_order = Routes.of(ids, placement, rank, "auto").choices("auto")
         tokens, choices = table.split(self.ranks, 1)
@@ -257,13 +267,13 @@ def measure(part: Part, whole: MoE, tokens: int, rounds: int) -> Result:
     mine = slice(rank * tokens, (rank + 1) * tokens)
     own = (x[mine], ids[mine], weights[mine])
     want = whole(x, ids, weights)[mine]
-    exact, fixed = (lambda capacity=capacity: part.layer(*own, capacity) for capacity in (None, tokens))
+    exact, fixed = (partial(part.layer, *own, capacity) for capacity in (None, tokens))
     for form in (exact, fixed, by_backend(exact)):
         error = float((form().float() - want.float()).norm() / want.float().norm())
         if not error < WRONG:
             raise ValueError(f"{tokens} tokens: the result differs from one GPU's by {error:.3g} of its norm")
     got, table = fixed(), part.moved(ids[mine])
-    calls = {name: captured(call) for name, call in part.phases(*own, table).items()}
+    calls: Calls = {name: captured(call) for name, call in part.phases(*own, table).items()}
     calls |= {"exact": exact, "NCCL exact": by_backend(exact)}
     if "send" in calls or tokens <= MOST_CAPACITY:
         calls["capacity"] = captured(fixed)
@@ -290,18 +300,18 @@ def measure(part: Part, whole: MoE, tokens: int, rounds: int) -> Result:
 def copy_gigabytes_per_s(rank: int, ranks: int) -> float | None:
     """Returns the rate of one large copy into the next rank's memory in GB/s; None if ranks cannot reach each other's memory."""
     try:
-        peers, held = private_api.symmetric_memory(LINK_BYTES, torch.device(DEVICE, rank), dist.group.WORLD)
+        peers, _held = private_api.symmetric_memory(LINK_BYTES, torch.device(DEVICE, rank), world())
     except (RuntimeError, ImportError, AttributeError):
         return None
     own, there = torch.zeros(LINK_BYTES, dtype=torch.uint8, device=DEVICE), peers[(rank + 1) % ranks]
-    us = timed({"copy": lambda _held=held: there.copy_(own)})["copy"]
+    us = timed({"copy": lambda: there.copy_(own)})["copy"]
     return LINK_BYTES / us / 1e3
 
 
 def exchange_gigabytes_per_s(ranks: int) -> float:
     """Returns the rate of one large exchange by the group's backend, in GB/s leaving a rank."""
     rows = torch.zeros((ranks, LINK_BYTES // ranks), dtype=torch.uint8, device=DEVICE)
-    us = timed({"exchange": lambda: send_rows(rows, dist.group.WORLD)})["exchange"]
+    us = timed({"exchange": lambda: send_rows(rows, world())})["exchange"]
     return LINK_BYTES * (ranks - 1) / ranks / us / 1e3
 
 
@@ -349,6 +359,7 @@ def run_rank(rank: int, store: str | None, plan: Plan) -> None:
             del whole, part  # only one model's weights at a time
             whole, latest = make_weights(MODELS[name]).layer, name
             part = Part(MODELS[name], whole, rank, ranks)
+        assert whole is not None and part is not None
         report["models"].setdefault(name, []).append(asdict(measure(part, whole, tokens, plan.rounds)))
         torch.cuda.empty_cache()
         if rank == 0:

@@ -6,7 +6,7 @@ Each runs on a small problem whose groups end in all parts of a tile. Its result
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import chain
+from itertools import chain, islice
 from typing import Any, cast
 
 import torch
@@ -178,12 +178,11 @@ def ours(arch: str) -> Iterator[Ours]:
     Every config runs as lists, with every weight layout in which it differs, and as NVFP4; every ``STEP``-th one in the
     other forms, whose kernels differ only in how they find their tiles. Output dtypes and factors alternate.
     """
-    cases = [*_plain(arch), *_dual(arch), *_simt(arch)]
+    cases: list[Gemm | Simt] = [*_plain(arch), *_dual(arch), *_simt(arch)]
     if arch == "sm_103a":
         cases += [case for case in _other_formats(arch, 1) if case.formats[0] == MXFP4]
-        return iter(
-            [case for case in cases if isinstance(case, Gemm) and case.config.use_k96_instrs][::K96_STEP]
-        )
+        k96 = (case for case in cases if isinstance(case, Gemm) and case.config.use_k96_instrs)
+        return islice(k96, 0, None, K96_STEP)
     return chain(
         cases[:: HARDWARE_STEP if arch == "sm_90a" else 1], _other_formats(arch), _other_results(arch)
     )

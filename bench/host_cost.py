@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 import torch
 
@@ -59,7 +60,7 @@ def _products(x: torch.Tensor) -> Iterator[tuple[str, Call]]:
     both = parts.gate_up(weights, others, "separate", alpha, alpha2)
     yield "dual_gemm", lambda: parts.dual_gemm(rows, both)
     yield "dual_gemm, NVFP4 result", lambda: parts.dual_gemm(rows, both, out_dtype="nvfp4")
-    yield "gemm of whole tensors", lambda: nv.gemm(a, w)  # type: ignore[call-overload]
+    yield "gemm of whole tensors", lambda: nv.gemm(a, w)
 
 
 def _groups(x: torch.Tensor) -> Iterator[tuple[str, Call]]:
@@ -73,12 +74,12 @@ def _groups(x: torch.Tensor) -> Iterator[tuple[str, Call]]:
     batch = nv.quantize(rows.view(GROUPS, ROWS, K))
     listed = [nv.quantize(part) for part in rows.split(ROWS)]
     lists = Parts([x.data for x in listed], [x.scale for x in listed]), Parts(list(b.data), list(b.scale))
-    options = {"out_dtype": "nvfp4"}
+    quantized: Any = {"out_dtype": "nvfp4"}
     yield "grouped_gemm, list", lambda: parts.grouped_gemm(*lists, alpha=alpha)
-    yield "grouped_gemm, list, NVFP4 results", lambda: parts.grouped_gemm(*lists, alpha=alpha, **options)
+    yield "grouped_gemm, list, NVFP4 results", lambda: parts.grouped_gemm(*lists, alpha=alpha, **quantized)
     ragged = Parts(data, scale), Parts(b.data, b.scale), offs
     yield "grouped_gemm, ragged", lambda: parts.grouped_gemm(*ragged, alpha=alpha)
-    yield "grouped_gemm, ragged, NVFP4 results", lambda: parts.grouped_gemm(*ragged, alpha=alpha, **options)
+    yield "grouped_gemm, ragged, NVFP4 results", lambda: parts.grouped_gemm(*ragged, alpha=alpha, **quantized)
     masked = Parts(batch.data, batch.scale), ragged[1]
     yield "grouped_gemm, masked", lambda: parts.grouped_gemm(*masked, masked_m=sizes, alpha=alpha)
     both = parts.gate_up(ragged[1], Parts(b2.data, b2.scale), "separate", alpha, alpha2)

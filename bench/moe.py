@@ -158,7 +158,7 @@ def ours(model: Model, weights: Weights, batch: Batch) -> Calls:
         first["gate_up"] = product
         first["activate"] = lambda: activate(h, ids, order, format=rows_of)
     hidden = [*first.values()][-1]()
-    second = lambda: grouped_gemm(Parts(*hidden[:2], rows_of), w2, offs, layer.alpha2)
+    second = lambda: grouped_gemm(Parts(hidden[0], hidden[1], rows_of), w2, offs, layer.alpha2)
     rows = second()
 
     def without_sum() -> Any:
@@ -169,7 +169,7 @@ def ours(model: Model, weights: Weights, batch: Batch) -> Calls:
         else:
             h = grouped_gemm(given, w13, order.offs, alpha)
             hidden = activate(h, ids, order, format=rows_of)
-        return grouped_gemm(Parts(*hidden[:2], rows_of), w2, order.offs, layer.alpha2)
+        return grouped_gemm(Parts(hidden[0], hidden[1], rows_of), w2, order.offs, layer.alpha2)
 
     return {
         "route": lambda: route(batch.logits, model.top_k),
@@ -296,9 +296,8 @@ def measure(model: Model, weights: Weights, tokens: int, clean: bool) -> dict[st
             calls[name] = run
         except (RuntimeError, AttributeError) as reason:  # not in this build of torch, or not for these sizes
             missing[name] = str(reason).splitlines()[0]
-    samples = stopwatch.measure(
-        {name: (lambda index, run=run: run()) for name, run in calls.items()}, 1, clean=clean
-    )
+    each = {name: lambda index, run=run: run() for name, run in calls.items()}
+    samples = stopwatch.measure(each, 1, clean=clean)
     return {
         "tokens": tokens,
         "error": error,

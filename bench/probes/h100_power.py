@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from statistics import median
 
 import torch
@@ -96,14 +97,14 @@ def main() -> None:
     for kind in ("zeros", "ints", "random"):
         for n in (8192, 4096, 2048):
             a, b = (make(kind, n, n).bfloat16() for _ in range(2))
-            report(sampler, f"bf16 {n} {kind}", lambda a=a, b=b: torch.mm(a, b.T), 2 * n**3)
+            report(sampler, f"bf16 {n} {kind}", partial(torch.mm, a, b.T), 2 * n**3)
         n = 8192
         a, b = (make(kind, n, n).to(torch.float8_e4m3fn) for _ in range(2))
-        fp8 = lambda a=a, b=b: torch._scaled_mm(a, b.T, one, one, out_dtype=torch.bfloat16)
+        fp8 = partial(torch._scaled_mm, a, b.T, one, one, out_dtype=torch.bfloat16)
         report(sampler, f"fp8 {n} {kind}", fp8, 2 * n**3)
         x = make(kind, 16384, 16384)
         y = torch.empty_like(x)
-        report(sampler, f"copy {kind}", lambda x=x, y=y: y.copy_(x), 0, 2 * x.nbytes)
+        report(sampler, f"copy {kind}", partial(y.copy_, x), 0, 2 * x.nbytes)
     process.kill()
 
 

@@ -78,9 +78,9 @@ class Capture:
     cubin: bytes
     params: np.ndarray
     smem_bytes: int
-    grid: tuple[int, ...]
-    block: tuple[int, ...]
-    cluster: tuple[int, ...]
+    grid: tuple[int, int, int]
+    block: tuple[int, int, int]
+    cluster: tuple[int, int, int]
     ranges: tuple[tuple[int, int], ...]
     contents: dict[int, np.ndarray]
 
@@ -235,7 +235,7 @@ def recorded(name: str, target: Target) -> LaunchTrace:
         launched.smem_bytes,
         params,
         machine_code=read_machine_code(launched.cubin)[launched.kernel],
-    )  # type: ignore[arg-type]
+    )
     machine.run(launch)
     return recorder.take(launch)
 

@@ -70,7 +70,7 @@ class Measured:
         from vllm import LLM
 
         self.record["import_s"] = time.perf_counter() - begun
-        dummy_loader.DummyModelLoader.load_weights = load_weights  # type: ignore[method-assign]
+        dummy_loader.DummyModelLoader.load_weights = load_weights
         job = self.job
         folder = make_folder(self.folder / "models" / job.name, job.model, job.scheme, job.config)
         options: dict[str, Any] = dict(
@@ -88,7 +88,7 @@ class Measured:
         self.size, self.longest = config.get_vocab_size(), config.max_model_len
         runner = (
             self.engine.llm_engine.engine_core.engine_core.model_executor.driver_worker.worker.model_runner
-        )  # type: ignore[attr-defined]
+        )
         self.record["weights_gib"] = getattr(runner, "model_memory_usage", 0) / 2**30
         self.record["quantization"] = str(self.engine.llm_engine.vllm_config.model_config.quantization)
 
@@ -161,9 +161,10 @@ class Measured:
         from torch.profiler import ProfilerActivity, profile
 
         with profile(activities=[ProfilerActivity.CUDA, ProfilerActivity.CPU]) as found:
-            seconds = self.generate(
-                *([[min(2048, self.longest - 64)], 1] if name == "prefill" else [[PROMPT] * int(name), 8])
-            )
+            if name == "prefill":
+                seconds = self.generate([min(2048, self.longest - 64)], 1)
+            else:
+                seconds = self.generate([PROMPT] * int(name), 8)
         events = sorted(found.key_averages(), key=lambda row: -row.self_device_time_total)
         rows = [(row.key[:WORDS], row.count, row.self_device_time_total / 1e3) for row in events]
         kernels = [

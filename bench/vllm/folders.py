@@ -34,7 +34,7 @@ def quantization(config: dict[str, Any], scheme: Scheme) -> dict[str, Any]:
     ignored = [*PLAIN, *_routers(config), *_attention_of_hybrids(config)]
     if scheme == "w4a4":
         weights = {"dynamic": False, **BLOCK}
-        group = {"weights": weights, "input_activations": weights, "targets": ["Linear"]}
+        group: dict[str, Any] = {"weights": weights, "input_activations": weights, "targets": ["Linear"]}
         return {
             "quant_method": "modelopt", "quant_algo": "NVFP4", "ignore": ignored, "config_groups": {"group_0": group},
             "producer": {"name": "modelopt", "version": "0.47.0"},

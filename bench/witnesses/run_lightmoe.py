@@ -109,9 +109,9 @@ def layer(form: str, tokens: int, activation: str = "swiglu", experts: int = 8, 
         for data, scale, g in ((moe.qb1, moe.sfb1, moe.p_w1), (moe.qb2, moe.sfb2, moe.p_w2))
     )
     scale = float(x.float().abs().amax()) / 2688 * 1.0371  # as in pair
-    first = (w1[ids.cpu().long()] @ rounded(x, scale)[:, None, :, None]).squeeze(-1)
+    sums = (w1[ids.cpu().long()] @ rounded(x, scale)[:, None, :, None]).squeeze(-1)
     silu = torch.nn.functional.silu
-    inner = first.relu() ** 2 if activation == "relu2" else silu(first[..., 0::2]) * first[..., 1::2]
+    inner = sums.relu() ** 2 if activation == "relu2" else silu(sums[..., 0::2]) * sums[..., 1::2]
     inner_scale = float(inner.abs().amax()) / 2688 * 1.0371
     moe.set_activation_scales(scale, inner_scale)
     second = (w2[ids.cpu().long()] @ rounded(inner, inner_scale)[..., None]).squeeze(-1)

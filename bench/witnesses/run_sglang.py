@@ -4,6 +4,7 @@ import importlib
 import importlib.util
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -31,7 +32,7 @@ public_bug_runs.stand_in(
 )
 
 
-def module(name: str) -> object:
+def module(name: str) -> Any:
     """Imports a module of SGLang's operations, with empty packages around it."""
     parts = name.split(".")
     for depth in range(1, len(parts)):
