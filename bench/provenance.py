@@ -10,6 +10,7 @@ from typing import Any
 import nvfp4_cute
 
 ROOT = Path(__file__).parents[1]
+PACKAGE = Path(nvfp4_cute.__file__).parent
 RESULTS = "bench/results"
 
 
@@ -38,13 +39,25 @@ def digest(without: Sequence[str] = ()) -> str:
 
     `without`: prefixes of paths in the package to leave out.
     """
+    folders = (PACKAGE, ROOT / "kernels")
+    found = [(folder, path) for folder in folders for path in sorted(folder.rglob("*.py"))]
+    left = lambda folder, path: not str(path.relative_to(folder)).startswith(tuple(without))
+    return _digest([pair for pair in found if left(*pair)])
+
+
+def digest_of(patterns: Sequence[str]) -> str:
+    """Returns the start of the SHA-256 of some files: patterns relative to the package, or to its parent for `bench/`."""
+    folders = [ROOT if pattern.startswith("bench/") else PACKAGE for pattern in patterns]
+    pairs = zip(folders, patterns, strict=True)
+    return _digest([(folder, path) for folder, of in pairs for path in sorted(folder.glob(of))])
+
+
+def _digest(files: Sequence[tuple[Path, Path]]) -> str:
+    """Returns the digest of files, each with the folder that its name is relative to."""
     made = hashlib.sha256()
-    for folder in (Path(nvfp4_cute.__file__).parent, ROOT / "kernels"):
-        for path in sorted(folder.rglob("*.py")):
-            if str(path.relative_to(folder)).startswith(tuple(without)):
-                continue
-            made.update(f"{path.relative_to(folder)}\0{path.stat().st_size}\0".encode())
-            made.update(path.read_bytes())
+    for folder, path in files:
+        made.update(f"{path.relative_to(folder)}\0{path.stat().st_size}\0".encode())
+        made.update(path.read_bytes())
     return made.hexdigest()[:16]
 
 

@@ -38,6 +38,18 @@ PUBLISHED_BY = (ours.NAME, "FlashInfer masked")
 Key = tuple[str, str, str]
 """Kernel, cell, tile."""
 
+MODEL = (
+    *(
+        f"{folder}/*.py"
+        for folder in ("emulator", "emulator/fronts", "emulator/isa", "emulator/record", "timing", "gpus")
+    ),
+    *("roofline/modelled.py", "roofline/tile_work.py", "planning/schedule.py"),
+    *(f"bench/foreign/{name}.py" for name in ("compare", "kernels", "operands", "run", "schedule")),
+)
+"""Sources of times of foreign kernels: the emulator without its checkers, the timing model, and the calls."""
+LAYERS = ("roofline/row_work.py", "bench/foreign/layers.py", "bench/foreign/lightmoe_layer.py")
+"""Other sources of times of foreign layers."""
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Models the cells that the results lack, and writes the page on request. Returns 0."""
@@ -62,9 +74,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         wanted = [key for key in pieces(name, chosen) if "us" not in known.get(text_of(key), {})]
         with Progress(total=len(wanted), desc=name, unit="cell") as bar:
             for found in records(name, wanted, target, end - time.monotonic()):
-                key = text_of((name, found.pop("cell"), found.pop("tile")))
+                cell = found.pop("cell")
+                key = text_of((name, cell, found.pop("tile")))
                 version = kernel.version if kernel else ""
-                known[key] = {**found, "version": version, "sources": provenance.digest()}
+                known[key] = {**found, "version": version, "sources": sources(name, cell)}
                 write_json(args.results, known)
                 bar.update()
     if args.save:
@@ -102,6 +115,16 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--save", action="store_true", help="write the page and its picture from the results")
     return parser
+
+
+def sources(kernel: str, cell: str) -> str:
+    """Returns the digest of the sources that a time depends on, without our kernels for a foreign one."""
+    if kernel == ours.NAME:
+        return provenance.digest()
+    layer = cell in {str(layer) for layer in layers.layers()}
+    return provenance.digest_of(
+        (*MODEL, f"bench/foreign/{FOREIGN[kernel].adapter}.py", *(LAYERS if layer else ()))
+    )
 
 
 def text_of(key: Key) -> str:

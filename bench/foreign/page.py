@@ -162,7 +162,7 @@ def _layers(rows: Sequence[Row], target: Target) -> str:
     ]  # fmt: skip
     return (
         "All launches after the router, in a CUDA graph on a cold L2, next to LightMoE's `InferenceMoE` with its static "
-        "scheduler. The emulator executes a few clusters of the products, and all other launches. LightMoE pads the 1,856 "
+        "scheduler. The emulator executes a few clusters of every launch. LightMoE pads the 1,856 "
         "columns of Nemotron-3.5-Lightning to 1,920. If experts are divided over GPUs, every token has equally many on "
         "each. Where LightMoE launches two CTAs per SM (some sizes, 2 to 64 tokens), its scheduler starts every CTA at the "
         "same tile and computes few of the tiles; its grid of one CTA per SM is modelled instead. Results of layers are "
@@ -182,7 +182,10 @@ def _notes(known: Records) -> list[str]:
     modelled = [record for record in known.values() if "us" in record]
     executed = [record for record in modelled if record.get("executed_clusters")]
     parts = [sum(record[name] for record in executed) for name in ("executed_clusters", "clusters")]
-    sources = sorted({record["sources"] for record in modelled})
+    made = {(_maker(key), record["sources"]) for key, record in known.items() if "us" in record}
+    sources = ", ".join(
+        f"{maker} {count}" for maker, count in sorted(Counter(maker for maker, _ in made).items())
+    )
     divided = "; ".join(f"{m.experts} of {m.name} over {m.gpus}" for m in MODELS if m.gpus > 1)
     return [
         f"kernels: {'; '.join(f'{name} {chr(44).join(sorted(found))}'.strip() for name, found in versions.items())}. "
@@ -198,11 +201,18 @@ def _notes(known: Records) -> list[str]:
         "foreign kernels have static schedulers; LightMoE's and QuACK's dynamic ones are not modelled.",
         "tokens choose experts uniformly at random (`bench/cases.py`). If experts are divided over GPUs, one GPU is modelled, "
         f"with tokens of all: {divided}.",
-        f"modelled with {len(sources)} versions of this package's sources; the JSON file has the digest for every time.",
+        "versions of the sources that times depend on (emulator, timing model, and our kernels or the calls of foreign ones): "
+        f"{sources}; the JSON file has the digest for every time.",
         "times of cells that FlashInfer published: `bench/results/timing_model.md`.",
         *(f"not modelled, {reason} ({count} cells and tiles)" for reason, count in reasons.items()),
         *_missing(known),
     ]
+
+
+def _maker(key: str) -> str:
+    """Returns the kernel of a record, with layers of a foreign one apart."""
+    kernel, cell, _ = key.split(" | ")
+    return kernel + " (layers)" * (" layer, " in cell and kernel != ours.NAME)
 
 
 def _missing(known: Records) -> list[str]:

@@ -45,23 +45,21 @@ def _of_route(task: RouteTask) -> LaunchWork:
     tensors, tokens = [task.logits, task.ids, task.weights], len(task.ids)
     tensors += [] if task.given is None else [task.given]
     clusters = tuple(
-        (_tile(min(ROUTE_WARPS, tokens - first), [_row(x, first) for x in tensors]),)
+        (part_of_row(min(ROUTE_WARPS, tokens - first), [row_place(x, first) for x in tensors]),)
         for first in range(0, tokens, ROUTE_WARPS)
     )
-    return _launch(clusters, tensors)
+    return launch_of_rows(clusters, tensors)
 
 
 def _of_gather(task: GatherQuantizeTask) -> LaunchWork:
     rows, blocked_rows = task.rows.tolist(), task.places.tolist()
-    k_blocks, atoms = NVFP4.num_k_blocks(task.x.shape[1]), NVFP4.atom_row_bytes(task.x.shape[1])
+    k_blocks = NVFP4.num_k_blocks(task.x.shape[1])
     tensors = [task.x, task.rows, task.places, task.data, *([] if task.scale is None else [task.scale])]
 
     def places(token: int, choice: int) -> list[int]:
-        found = [_row(x, token) for x in tensors[:3]] + [_row(task.data, rows[token][choice])]
+        found = [row_place(x, token) for x in tensors[:3]] + [row_place(task.data, rows[token][choice])]
         if task.scale is not None:
-            block, row = divmod(max(blocked_rows[token][choice], 0), ATOM_ROWS)
-            within = row % ROW_QUADS * ROW_BYTES + row // ROW_QUADS * QUAD_BYTES
-            found.append(task.scale.data_ptr() + block * atoms + within)
+            found.append(scale_place(task.scale, task.x.shape[1], max(blocked_rows[token][choice], 0)))
         return found
 
     return _by_choices(task.ids.shape, -(-k_blocks // WARP_SIZE), places, tensors)
@@ -72,16 +70,23 @@ def _of_finalize(task: FinalizeTask) -> LaunchWork:
     of_token = [x for x in (task.rows, task.weights, task.shared, task.y) if x is not None]
 
     def places(token: int, choice: int) -> list[int]:
-        return [_row(x, token) for x in of_token] + [_row(task.h, rows[token][choice])]
+        return [row_place(x, token) for x in of_token] + [row_place(task.h, rows[token][choice])]
 
     return _by_choices(
         task.weights.shape, -(-task.y.shape[1] // FINALIZE_COLUMNS), places, [*of_token, task.h]
     )
 
 
-def _row(tensor: torch.Tensor, index: int) -> int:
+def row_place(tensor: torch.Tensor, index: int) -> int:
     """Returns the address of a row; of the first one if there is none."""
     return tensor.data_ptr() + max(index, 0) * tensor.stride(0) * tensor.element_size()
+
+
+def scale_place(scale: torch.Tensor, k: int, row: int) -> int:
+    """Returns the address of the first scale of a row of K values; rows are counted through all atoms."""
+    atom, row = divmod(row, ATOM_ROWS)
+    within = row % ROW_QUADS * ROW_BYTES + row // ROW_QUADS * QUAD_BYTES
+    return scale.data_ptr() + atom * NVFP4.atom_row_bytes(k) + within
 
 
 def _by_choices(
@@ -95,16 +100,17 @@ def _by_choices(
         kind = 1 + first % parts_of_token * ROW_WARPS + (end - first) % ROW_WARPS
         touched = range(first // parts_of_token, (end - 1) // parts_of_token + 1)
         clusters.append(
-            tuple(_tile(kind, places(token, choice)) for token in touched for choice in range(top_k))
+            tuple(part_of_row(kind, places(token, choice)) for token in touched for choice in range(top_k))
         )
-    return _launch(tuple(clusters), tensors)
+    return launch_of_rows(tuple(clusters), tensors)
 
 
-def _tile(kind: int, places: Sequence[int]) -> TileWork:
+def part_of_row(kind: int, places: Sequence[int], rows: int = 1) -> TileWork:
     """Returns a tile whose parts begin with the sectors of these places."""
-    return TileWork(kind, 1, 1, tuple(place // SECTOR * SECTOR for place in places), 0)
+    return TileWork(kind, rows, 1, tuple(place // SECTOR * SECTOR for place in places), 0)
 
 
-def _launch(clusters: tuple[tuple[TileWork, ...], ...], tensors: Sequence[torch.Tensor]) -> LaunchWork:
+def launch_of_rows(clusters: tuple[tuple[TileWork, ...], ...], tensors: Sequence[torch.Tensor]) -> LaunchWork:
+    """Returns the work of CTAs whose tiles are `part_of_row` of the tensors, in their order."""
     ranges = sorted((x.data_ptr(), span_bytes(x), which) for which, x in enumerate(tensors))
     return LaunchWork(clusters, tuple(ranges), 1, 1, scatters=True)

@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 import torch
 
+from nvfp4_cute.bench import provenance
 from nvfp4_cute.bench.cases import Case
 from nvfp4_cute.bench.foreign import __main__ as command
-from nvfp4_cute.bench.foreign import cells, layers, operands, ours, page
+from nvfp4_cute.bench.foreign import cells, layers, lightmoe_layer, operands, ours, page
 from nvfp4_cute.bench.foreign.compare import compare
 from nvfp4_cute.bench.foreign.kernels import FOREIGN
 from nvfp4_cute.bench.foreign.schedule import static_work
@@ -158,6 +159,27 @@ def test_the_page_shows_the_fastest_tile_and_says_what_differs():
     assert "14 of 14 of 128 tokens" in text
 
 
+def test_times_of_foreign_kernels_do_not_depend_on_ours(tmp_path, monkeypatch):
+    cell, layer = str(cells.cells()[0]), str(layers.layers()[0])
+    for name in ("timing", "kernels/sm100", "bench/foreign"):
+        (tmp_path / name).mkdir(parents=True)
+    monkeypatch.setattr(provenance, "ROOT", tmp_path)
+    monkeypatch.setattr(provenance, "PACKAGE", tmp_path)
+
+    def changed(path):
+        found = lambda: [
+            command.sources(*pair) for pair in (("ours", cell), ("QuACK", cell), ("LightMoE", layer))
+        ]
+        before = found()
+        (tmp_path / path).write_text("1")
+        return [one != other for one, other in zip(before, found(), strict=True)]
+
+    assert changed("kernels/sm100/mma.py") == [True, False, False]
+    assert changed("timing/replay.py") == [True, True, True]
+    assert changed("bench/foreign/quack_varlen.py")[1:] == [True, False]
+    assert changed("bench/foreign/lightmoe_layer.py")[1:] == [False, True]
+
+
 def test_published_rows_have_the_published_totals():
     found = cells.published()
     assert len(found) == len(cells.MASKED_US)
@@ -188,23 +210,56 @@ def test_layers_are_modelled_for_both_and_shown():
 
 
 def test_tiles_of_a_foreign_layer_follow_its_gemms():
-    rows, width, hidden = [3, 0, 9], 256, 512
-    data = lambda *shape: torch.zeros(shape, dtype=torch.uint8)
-    gemm = SimpleNamespace(
-        n=2 * width, k=hidden, output_n=width, tile_m=128, tile_n=8, swap_ab=True, fast_decode_sched=True
-    )
-    execution = SimpleNamespace(
-        fc1=gemm, qx=data(12, hidden // 2), qh=data(12, width // 2), sfx=data(1, 5, 8, 32, 4, 4),
-        sfh=data(1, 5, 4, 32, 4, 4), routed_out=torch.zeros(12, hidden, dtype=torch.bfloat16),
-    )  # fmt: skip
-    moe = SimpleNamespace(
-        _full_executions={0: execution}, qb1=data(3, 2 * width, hidden // 2), sfb1=data(3, 4, 8, 32, 4, 4)
-    )
-    moe.qb2 = moe.sfb2 = None
-    work = layers._work(moe, rows, False, 5)
+    works, execution = foreign_layer([[0]] * 3 + [[2]] * 9)
+    work = works._product(False, 5)
     tiles = [tile for index in range(3) for of in work.clusters for tile in of[index : index + 1]]
     # 3 rows, 8 and 1 of the last expert; each with four tiles of 128 columns, which give 64 results of 4 bits.
     assert [tile.rows for tile in tiles] == [3] * 4 + [8] * 4 + [1] * 4
     assert [tile.out - execution.qh.data_ptr() for tile in tiles[4:8]] == [3 * 128 + 32 * n for n in range(4)]
     scales = [tile.inputs[-1] - execution.sfh.data_ptr() for tile in tiles[4:8]]
     assert scales == [2048 + 512 * n for n in range(4)]
+
+
+def test_rows_of_a_foreign_layer_follow_its_choices():
+    """Choices 2, 0 and 2, 1: rows 2, 0, 3, 1. Experts begin at rows 0, 1 and 2, and at atoms 0, 1 and 2."""
+    works, execution = foreign_layer([[2, 0], [2, 1]])
+
+    def places(work, tensor):
+        which = [index for address, _, index in work.inputs if address == tensor.data_ptr()][0]
+        return [[tile.inputs[which] - tensor.data_ptr() for tile in of] for of in work.clusters]
+
+    row, atom_row = 256, 8 * 512
+    assert places(works._sum(1), execution.routed_out) == [[2 * 1024, 0], [3 * 1024, 1024]]
+    by_tokens = works._quantize_tokens(2)
+    assert places(by_tokens, execution.qx) == [[2 * row, 0]] * 2 + [[3 * row, row]] * 2
+    scales = [[2 * atom_row, 0]] * 2 + [
+        [2 * atom_row, atom_row]
+    ] * 2  # 16 bytes to row 1 are in the same sector
+    assert places(by_tokens, execution.sfx) == scales
+    by_rows = works._quantize_rows(2, 4)
+    found = places(by_rows, works.x)
+    assert [of[0] for of in found[:6]] == [0, 512, 1024, 1536, 0, 512] and found[4][1] == 1024
+    assert found[6:] == [[], []] and {len(of) for of in found[:6]} == {128}
+    assert [sum(tile.rows for tile in of) for of in by_rows.clusters] == [1, 1, 1, 1, 2, 2, 0, 0]
+    assert places(by_rows, execution.qx)[5][:2] == [2 * row + 128, 3 * row + 128]
+
+
+def foreign_layer(ids):
+    """Works of LightMoE's layer with 3 experts of 512 x 256, and the execution that it reads."""
+    width, hidden, rows = 256, 512, sum(map(len, ids))
+    data = lambda *shape: torch.zeros(shape, dtype=torch.uint8)
+    gemm = SimpleNamespace(
+        n=2 * width, k=hidden, output_n=width, tile_m=128, tile_n=8, swap_ab=True, fast_decode_sched=True
+    )
+    execution = SimpleNamespace(
+        fc1=gemm, qx=data(rows, hidden // 2), qh=data(rows, width // 2), sfx=data(1, 5, 8, 32, 4, 4),
+        sfh=data(1, 5, 4, 32, 4, 4), routed_out=torch.zeros(rows, hidden, dtype=torch.bfloat16),
+    )  # fmt: skip
+    numbers = lambda count: torch.zeros(count, dtype=torch.int32)
+    moe = SimpleNamespace(
+        experts=3, _full_executions={0: execution}, qb1=data(3, 2 * width, hidden // 2), sfb1=data(3, 4, 8, 32, 4, 4),
+        qb2=None, sfb2=None, _slots=numbers(rows), _gather=numbers(rows), _probs=numbers(rows),
+        _out=torch.zeros(len(ids), hidden, dtype=torch.bfloat16),
+    )  # fmt: skip
+    x = torch.zeros(len(ids), hidden, dtype=torch.bfloat16)
+    return lightmoe_layer.Works(moe, x, torch.tensor(ids, dtype=torch.int32)), execution
