@@ -97,7 +97,7 @@ INTEGRATIONS = {
     "bench.foreign.cutlass_grouped": {"blackwell"},
     "bench.foreign.cutlass_moe": {"blackwell"},
     "bench.foreign.flashinfer_masked": {"flashinfer"},
-    "bench.foreign.layers": {"lightmoe"},
+    "bench.foreign.lightmoe_layer": {"lightmoe"},
     "bench.foreign.lightmoe": {"lightmoe"},
     "bench.foreign.quack_varlen": {"quack"},
     "models.sglang.methods": {"sglang"},
