@@ -268,12 +268,18 @@ class TensorMap:
             np.int64
         ), region.row_bytes
 
-    def extent(self, coords: tuple[int, ...]) -> tuple[int, int, int]:
-        """Returns (address of the first byte, rows, bytes per row) of the part of the box at `coords` inside the tensor."""
+    def extent(self, coords: tuple[int, ...]) -> tuple[int, int, int, int]:
+        """Returns the part of the box at `coords` inside the tensor: address, rows, bytes per row, bytes from row to row.
+
+        The last is 0 if the rows are not evenly spaced, or if there is only one.
+        """
         region = self._clip(coords)
         if region is None:
-            return self.address, 0, 0
-        return self._first_address(region), math.prod(region.count[1:]), region.row_bytes
+            return self.address, 0, 0, 0
+        steps = zip(region.count[1:], self.strides, self.element_strides[1:], strict=True)
+        pitches = [stride * step for count, stride, step in steps if count > 1]
+        pitch = pitches[0] if len(pitches) == 1 else 0
+        return self._first_address(region), math.prod(region.count[1:]), region.row_bytes, pitch
 
     def _first_address(self, region: "_Region") -> int:
         """Returns the global address of a region's first byte. It wraps modulo 2^64; maps of ragged tensors rely on that."""

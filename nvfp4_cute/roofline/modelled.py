@@ -22,10 +22,11 @@ REPLAYED_STEPS, REPLAYED_TILES = 320, range(4, 11)
 
 These are the first tiles of each cluster, and equally many in the middle, when L2 holds the data loaded before: this
 number of steps of the main loop, and this number of tiles. Tiles after the first ones take the time of half of those in
-the middle. Full replays differ by 1 to 3 % (``tests/roofline/test_modelled.py``).
+the middle. Full replays differ by 1 to 3 % (``tests/roofline/test_modelled.py``), and most where device memory bounds a
+launch: clusters with a tile more than others finish it faster than the tiles before.
 """
-
-
+MOST_STEPS = 200_000
+"""Steps of all clusters up to which all tiles are replayed. That takes about a minute."""
 OTHER_INPUTS = 0.05
 """Largest relative difference between the input parts per tile in the middle and over all tiles.
 
@@ -136,8 +137,10 @@ def _work_of(task: Task, launch: Launch, arch: str) -> list[LaunchWork | None]:
 def replayed_tiles(work: LaunchWork) -> int | None:
     """Returns how many tiles of a cluster are replayed at its beginning and in its middle; None for all tiles.
 
-    All are replayed if these would be at least half of them, or if the middle differs from the rest.
+    All are replayed if there are few steps, if these would be all of them, or if the middle differs from the rest.
     """
+    if sum(tile.k_tiles for tiles in work.clusters for tile in tiles) <= MOST_STEPS:
+        return None
     steps = max((tile.k_tiles for tiles in work.clusters for tile in tiles), default=1)
     count = min(max(-(-REPLAYED_STEPS // steps), REPLAYED_TILES[0]), REPLAYED_TILES[-1])
     if max(map(len, work.clusters)) < 2 * count:

@@ -1,7 +1,7 @@
 """Memory of the timing model: queues for device memory, L2's look-ups and data, and the pieces that L2 holds."""
 
-from bisect import bisect_left
-from collections import OrderedDict
+from bisect import bisect_left, bisect_right
+from collections import OrderedDict, defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
 from math import log
@@ -42,6 +42,7 @@ class Memory:
 
     A piece is a region that is copied as a unit. L2 holds the most recently used pieces. Requests wait for a piece
     under way instead of reading it twice, and requests for a piece that L2 is just answering cost it no bandwidth.
+    Boxes overlap where groups of rows are smaller than a box; of a box, only rows that no other box holds are read.
     Written pieces stay in L2 until they are evicted.
     """
 
@@ -58,6 +59,9 @@ class Memory:
         self._pages: set[tuple[int, int]] = set()
         self._hbm_free = self._prefetch_free = self._l2_free = self._look_up_free = self._write_free = 0.0
         self._held: OrderedDict[int, Held] = OrderedDict()  # by address
+        self._columns: dict[tuple[int, ...], list[int]] = defaultdict(
+            list
+        )  # first rows of boxes, by position in a row
         self._used = 0
         self._lost = 0  # bytes of results that were evicted during this launch
         self._results: list[
@@ -71,11 +75,14 @@ class Memory:
         """Traffic up to now."""
         return Counters(self.hbm_bytes, self.l2_bytes, self.hbm_busy, self._stored, self._left)
 
-    def know(self, pieces: Iterable[Piece]) -> None:
-        """Adds pieces that were loaded before the launch, as far as there is room."""
+    def know(self, pieces: Iterable[Piece]) -> int:
+        """Adds pieces that were loaded before the launch, as far as there is room. Returns the bytes that were read."""
+        nbytes = 0
         for piece in pieces:
             if self._find(piece) is None:
+                nbytes += self._missing(piece)[0]
                 self._keep(piece[0], piece[1], 0.0, dirty=False, now=0.0)
+        return nbytes
 
     def settle(self, tensors: Iterable[Piece], now: float) -> None:
         """Ends a launch: its results in each tensor become one piece, whatever pieces later readers use.
@@ -129,7 +136,7 @@ class Memory:
 
     def _find(self, piece: Piece) -> Held | None:
         """Returns a piece that L2 holds, and marks it as the most recently used one."""
-        key, nbytes = piece
+        key, nbytes = piece[:2]
         held = self._held.get(key)
         if held is None or held.nbytes < nbytes:
             # Results that were written line by line are later read as larger pieces.
@@ -145,21 +152,50 @@ class Memory:
 
     def _fetch(self, piece: Piece, now: float, gpc: int) -> Held:
         """Reads a piece from device memory."""
-        address, nbytes = piece
-        c = self.constants
+        address, c = piece[0], self.constants
+        nbytes, there = self._missing(piece)
+        if not nbytes:
+            return self._keep(address, piece[1], there, dirty=False, now=now)
         done = self._from_hbm(nbytes, now)
-        there = done + c.hbm_latency - c.l2_latency + c.hbm_spread * min(1.0, nbytes / SPREAD_BYTES)
+        spread = c.hbm_spread * min(1.0, nbytes / SPREAD_BYTES)
+        there = max(there, done + c.hbm_latency - c.l2_latency + spread)
         if nbytes <= LINE:
             there += c.line_spread * (_share(address + self._shift) - 1)
         page = gpc, (address + self._shift) // PAGE_BYTES
         if page not in self._pages:
             self._pages.add(page)
             there += c.page_latency
-        return self._keep(address, nbytes, there, dirty=False, now=now)
+        return self._keep(address, piece[1], there, dirty=False, now=now)
+
+    def _missing(self, piece: Piece) -> tuple[int, float]:
+        """Returns the bytes of a piece that no box in L2 holds, and when the others are there. Notes the piece if it is a box."""
+        address, nbytes, *rows = piece
+        if not rows:
+            return nbytes, 0.0
+        pitch, row_bytes = rows
+        first, place = divmod(address, pitch)
+        begin, end, there = first, first + nbytes // row_bytes, 0.0
+        column = self._columns[pitch, row_bytes, place]
+        index = bisect_right(column, first)
+        while index and column[index - 1] * pitch + place not in self._held:
+            index -= 1
+            del column[index]  # evicted
+        for row in column[max(index - 1, 0) : index + 1]:
+            held = self._held.get(row * pitch + place)
+            if held is None:
+                continue
+            held_end = row + held.nbytes // row_bytes
+            if row <= first < held_end:
+                begin, there = held_end, held.there
+            elif first < row < end:
+                end, there = row, max(there, held.there)
+        if index == 0 or column[index - 1] != first:
+            column.insert(index, first)
+        return max(0, end - begin) * row_bytes, there
 
     def write(self, piece: Piece, now: float) -> float:
         """Stores a piece. Returns when L2 has it."""
-        address, nbytes = piece
+        address, nbytes = piece[:2]
         self._write_free = max(self._write_free, now) + nbytes * self._write_cycles
         key = address // LINE * LINE if nbytes <= LINE else address
         self._stored += nbytes

@@ -88,7 +88,7 @@ class Replay(Simulation):
         self.grids: list[Grid] = []
         for trace in traces:
             self.grids.append(Grid(trace, self.grids[-1] if self.grids else None, constants.num_sms))
-            self.grids[-1].least_bytes = _least_bytes(trace, [grid.trace for grid in self.grids])
+            self.grids[-1].least_bytes = _least_bytes(constants, trace, [grid.trace for grid in self.grids])
             if trace.middle is not None:
                 middle = Replay(constants, [trace.middle], explained=explained, layout=layout)
                 (used,) = middle.run().launches
@@ -370,7 +370,7 @@ def _count_events(trace: LaunchTrace) -> int:
     return sum(len(events) for cluster in trace.clusters for cta in cluster.warps for events in cta)
 
 
-def _least_bytes(trace: LaunchTrace, launches: Sequence[LaunchTrace]) -> int:
+def _least_bytes(constants: Constants, trace: LaunchTrace, launches: Sequence[LaunchTrace]) -> int:
     """Returns the bytes of `reads` that no launch writes, so they come from device memory."""
     written = sorted(piece for launch in launches for piece in launch.writable)
     starts = [address for address, _ in written]
@@ -379,7 +379,7 @@ def _least_bytes(trace: LaunchTrace, launches: Sequence[LaunchTrace]) -> int:
         place = bisect_right(starts, address)
         return place > 0 and address < sum(written[place - 1])
 
-    return sum(nbytes for address, nbytes in trace.reads if not is_written(address))
+    return Memory(constants).know(piece for piece in trace.reads if not is_written(piece[0]))
 
 
 @contextmanager

@@ -180,7 +180,7 @@ def test_addresses_wrap_modulo_two_to_the_64(store):
     coords = (0, (1 << 30) - length, 1 << 30, offset + length)
     group = memory.bytes.reshape(100, 64)[offset : offset + length]
     assert m.rows_at(coords)[0].tolist() == [memory.base + 64 * (offset + i) for i in range(length)]
-    assert m.extent(coords) == (memory.base + 64 * offset, length, 64)
+    assert m.extent(coords) == (memory.base + 64 * offset, length, 64, 64)
     if store:
         tile = np.arange(512, dtype=np.uint8).view(np.complex128).reshape(1, 1, 8, 4)
         m.write_tile(coords, tile, memory.view)

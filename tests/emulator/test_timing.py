@@ -188,6 +188,23 @@ def test_prefetches_take_look_ups_and_not_what_l2_sends():
     assert memory.hbm_bytes == memory.l2_bytes // 2 == PIECE
 
 
+def test_device_memory_sends_rows_of_overlapping_boxes_once():
+    """Boxes of 8 rows at rows 0, 5, 20 and 15, one of another column, and one after all others were evicted."""
+    pitch, row_bytes = 1 << 10, 128
+    box = lambda row, place=0: (row * pitch + place, 8 * row_bytes, pitch, row_bytes)
+    memory, rows = Memory(B200), []
+    for piece in (box(0), box(5), box(20), box(15), box(2, row_bytes)):
+        before = memory.hbm_bytes
+        memory.read(piece, 1e6, 0)
+        rows.append((memory.hbm_bytes - before) // row_bytes)
+    assert rows == [8, 5, 8, 5, 8]
+    assert Memory(B200).know((box(0), box(5), box(5))) == 13 * row_bytes
+    memory.read((1 << 30, B200.l2_bytes), 2e6, 0)
+    before = memory.hbm_bytes
+    memory.read(box(4), 3e6, 0)
+    assert memory.hbm_bytes - before == 8 * row_bytes
+
+
 def test_an_engine_waits_for_its_prefetches_look_ups():
     """All SMs prefetch and load what is in L2, whose look-ups take longer than a copy engine."""
     box = ((0, PIECE),)

@@ -62,12 +62,17 @@ def test_a_warp_with_a_long_setup_does_not_change_the_time_of_the_other_tiles():
     assert times[1] == pytest.approx(times[0], rel=0.02)
 
 
-@pytest.mark.parametrize(("shared", "expected"), [(2, modelled.REPLAYED_TILES[-1]), (5, None)])
-def test_all_tiles_are_replayed_where_those_in_the_middle_share_more_of_the_inputs(shared, expected):
+@pytest.mark.parametrize(
+    ("most", "shared", "expected"), [(0, 2, modelled.REPLAYED_TILES[-1]), (0, 5, None), (60 * 16, 2, None)]
+)
+def test_all_tiles_are_replayed_if_the_middle_shares_more_or_steps_are_few(
+    most, shared, expected, monkeypatch
+):
     """Pairs of 60 tiles share weights. In the middle, ``shared`` of ten tiles do."""
     pairs = [i // 2 for i in range(25)]
     weights = [*pairs, *(100 + i // shared for i in range(10)), *(200 + i for i in pairs)]
     tiles = tuple(TileWork(16, 128, 128, (1 << 20 | which,), 0) for which in weights)
+    monkeypatch.setattr(modelled, "MOST_STEPS", most)
     assert modelled.replayed_tiles(LaunchWork((tiles,), (), 256, 2)) == expected
 
 
@@ -139,6 +144,7 @@ def test_some_tiles_tell_the_time_of_all(name, sms, mnk, monkeypatch):
         reached_bandwidth_bytes_per_s=whole.floor_bandwidth_bytes_per_s * sms / whole.num_sms,
     )
     monkeypatch.setattr(targets, "TARGETS", (*targets.TARGETS, part))
+    monkeypatch.setattr(modelled, "MOST_STEPS", 0)
     case = cases.Case("dense", "gemm", "x", "gemm", (mnk,))
     found = []
     for choose in (modelled.replayed_tiles, lambda work: None):

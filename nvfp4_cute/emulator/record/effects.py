@@ -39,13 +39,13 @@ def barrier_number(cta: "Cta", offset: int) -> int:
 
 def _region(r: Notes, m: "TensorMap", coords: tuple[int, ...]) -> list[Piece]:
     """Returns the part of a box inside the tensor, as one piece."""
-    address, rows, row_bytes = m.extent(coords)
+    address, rows, row_bytes, pitch = m.extent(coords)
     if not rows:
         return []
     address = r.placement.of(address)
     first = address // SECTOR * SECTOR
-    sectors = -(-(address + row_bytes - first) // SECTOR)
-    return [(address, rows * sectors * SECTOR)]
+    row_bytes = -(-(address + row_bytes - first) // SECTOR) * SECTOR
+    return [(address, rows * row_bytes, pitch, row_bytes) if pitch else (address, rows * row_bytes)]
 
 
 def touched_lines(r: Notes, addresses: np.ndarray, nbytes: int) -> tuple[Piece, ...]:

@@ -67,8 +67,11 @@ class Op(IntEnum):
     CONFLICTS = 45  # extra cycles of shared-memory accesses due to bank conflicts
 
 
-Piece = tuple[int, int]
-"""A region of global memory that is copied as a unit: address of its first byte, bytes of its 32-byte sectors."""
+Piece = tuple[int, ...]
+"""A region of global memory that is copied as a unit: address of its first byte, bytes of its 32-byte sectors.
+
+For a box of several rows also the bytes from one row to the next, and per row.
+"""
 
 
 @dataclass

@@ -171,7 +171,7 @@ def in_the_middle(
         for source, trace in traces.items()
     }
     clusters, loads = [], []
-    reads: dict[int, int] = {}
+    reads: dict[int, Piece] = {}
     for target, source in enumerate(chosen):
         tiles, share = work.clusters[target], _share(work, source)
         first = 0 if share == 1 else (len(tiles) - round(share * len(tiles))) // 2
@@ -181,7 +181,7 @@ def in_the_middle(
         loads.append([by_tile[:first] for by_tile in of_warps])
         for by_tile in of_warps:
             for pieces in by_tile:
-                reads.update(pieces)
+                reads.update((piece[0], piece) for piece in pieces)
     waves = max((len(by_tile) for cluster in loads for by_tile in cluster), default=0)
     before = [
         piece
@@ -191,7 +191,7 @@ def in_the_middle(
         if wave < len(by_tile)
         for piece in by_tile[wave]
     ]
-    return Middle(clusters, tuple(before), tuple(reads.items()))
+    return Middle(clusters, tuple(before), tuple(reads.values()))
 
 
 def _share(work: LaunchWork, cluster: int) -> float:
@@ -344,7 +344,7 @@ class _Mover:
             elif not self._is_input(pieces):
                 tile = self._tile_of_result(pieces, tile)
                 shift = self._target[tile].out - self._source[tile].out
-                event = (op, tuple((address + shift, nbytes) for address, nbytes in pieces), *event[2:])
+                event = (op, tuple((address + shift, *size) for address, *size in pieces), *event[2:])
             elif self._work.scatters:
                 event = (op, self._lines(pieces), *event[2:])
             else:
@@ -369,10 +369,10 @@ class _Mover:
     def _inputs(self, pieces: tuple[Piece, ...], tile: int) -> tuple[Piece, ...]:
         source, target = self._source[tile].inputs, self._target[tile].inputs
         result = []
-        for address, nbytes in pieces:
+        for address, *size in pieces:
             which = self._input_of(address)
             shift = 0 if which is None else target[which] - source[which]
-            result.append((address + shift, nbytes))
+            result.append((address + shift, *size))
         return tuple(result)
 
     def _lines(self, pieces: tuple[Piece, ...]) -> tuple[Piece, ...]:
