@@ -86,56 +86,85 @@ def rows_of(known: Records) -> list[Row]:
 
 
 def group_of(case: Case | Layer) -> str:
-    """Returns the cell's group in summaries: equal groups, the competition, layers, or a number of tokens."""
+    """Returns the cell's group in summaries: equal groups, the competition, or a number of tokens, of layers or products."""
     if isinstance(case, Layer):
-        return LAYERS
+        return f"{LAYERS}, {str(case).rpartition(', ')[2]}"
     return case.name.rpartition(", ")[2] if ", " in case.name else case.problem
 
 
 def text(known: Records, target: Target) -> str:
     """Returns the page."""
-    rows = rows_of(known)
-    groups: dict[str, list[Row]] = {}
-    for row in rows:
-        groups.setdefault(group_of(row.case), []).append(row)
+    groups = _groups(known)
+    of_layers = [row for row in rows_of(known) if isinstance(row.case, Layer)]
     parts = [
         f"# Foreign kernels: {target.name}",
-        "Times are modelled, not measured. Every kernel multiplies equal operands on the emulator, and the timing model replays "
-        "its launch with the same constants. Lower is better. We cannot measure the error of the model on Blackwell "
-        "(`bench/results/timing_model.md`). Made by `python -m nvfp4_cute.bench.foreign "
-        f'--target "{target.name}" --results bench/results/{stem(target)}.json --save`, which continues that file.',
+        "Modelled times of our grouped products and layers of experts next to those of foreign CuTe DSL kernels. Every kernel "
+        "multiplies equal operands on the emulator, and the timing model replays its launch with the same constants. Lower is "
+        "better. We cannot measure the error of the model on Blackwell (`bench/results/timing_model.md`).",
         f"![Foreign times over ours]({stem(target)}.png)",
         "## Summary",
-        "The ratio is our time, with the config that we choose, over that of the fastest foreign kernel with its best tile. "
-        "Below 1, ours is faster.",
-        _summary(groups),
+        "The ratio is our time, with the config that we choose, over that of the fastest foreign kernel with its best tile. Below 1, "
+        "ours is faster. A kernel at speed of light would have the least ratio.",
+        _summary(groups, target),
+        *_slower(rows_of(known), target),
         "## Cells",
         'Times in us. The tile is that of the fastest foreign kernel. "bits": whether all compared results of all kernels in '
         'the row have the expected bits. "-": not modelled.',
         *(
-            f"### {name[0].upper()}{name[1:]}\n\n{(_layers if name == LAYERS else _table)(of, target)}"
+            f"### {name[0].upper()}{name[1:]}\n\n{_table(of, target)}"
             for name, of in groups.items()
+            if not name.startswith(LAYERS)
         ),
+        *([f"### Whole layers\n\n{_layers(of_layers, target)}"] if of_layers else []),
         "## Notes",
-        "\n".join(f"- {note}" for note in _notes(known)),
+        "\n".join(f"- {note}" for note in _notes(known, target)),
     ]
     return "\n\n".join(parts) + "\n"
 
 
-def _summary(groups: Mapping[str, Sequence[Row]]) -> str:
-    lines = [
-        (
-            name,
-            str(len(rows)),
-            f"{geometric_mean(row.ratio for row in rows):.2f}",
-            f"{max(row.ratio for row in rows):.2f}",
-            str(sum(row.ratio > 1 for row in rows)),
-        )
-        for name, rows in groups.items()
-    ]
-    return markdown_table(
-        ("cells", "count", "geometric mean of the ratio", "worst ratio", "foreign faster"), lines
+def _groups(known: Records) -> dict[str, list[Row]]:
+    groups: dict[str, list[Row]] = defaultdict(list)
+    for row in rows_of(known):
+        groups[group_of(row.case)].append(row)
+    return groups
+
+
+def _floor(row: Row, target: Target) -> float:
+    return light.physical_floor(row.case.work, target).us
+
+
+def _summary(groups: Mapping[str, Sequence[Row]], target: Target) -> str:
+    header = ("cells", "count", "ratio (geometric mean)", "least ratio", "best", "worst", "foreign faster")
+    lines = []
+    for name, rows in groups.items():
+        ratios = [row.ratio for row in rows]
+        least = geometric_mean(_floor(row, target) / row.others[row.best].us for row in rows)
+        numbers = (geometric_mean(ratios), least, min(ratios), max(ratios))
+        lines.append((name, str(len(rows)), *(f"{x:.2f}" for x in numbers), str(sum(x > 1 for x in ratios))))
+    return markdown_table(header, lines)
+
+
+def _slower(rows: Sequence[Row], target: Target) -> list[str]:
+    """Returns the section on cells in which a foreign kernel is faster; empty if there are none."""
+    slower = sorted((row for row in rows if row.ratio > 1), key=lambda row: -row.ratio)
+    if not slower:
+        return []
+    lines = []
+    for row in slower:
+        theirs, name = row.others[row.best], str(row.case).removesuffix(" to bf16")
+        light_of = (f"{_floor(row, target) / us:.0%}".replace("%", " %") for us in (row.ours.us, theirs.us))
+        times = (f"{row.ours.us:.2f}", f"{theirs.us:.2f}")
+        lines.append((name, *times, f"{row.ratio:.3f}", *light_of, f"{row.best} {theirs.tile}".strip()))
+    header = (
+        "cell",
+        "ours",
+        "foreign",
+        "ratio",
+        "ours, of speed of light",
+        "foreign, of speed of light",
+        "foreign kernel",
     )
+    return ["## Where a foreign kernel is faster", markdown_table(header, lines)]
 
 
 def _table(rows: Sequence[Row], target: Target) -> str:
@@ -143,11 +172,10 @@ def _table(rows: Sequence[Row], target: Target) -> str:
     lines = []
     for row in rows:
         kernels = [row.ours, *row.others.values()]
-        floor = light.physical_floor(row.case.work, target).us
         times = (f"{row.others[name].us:.2f}" if name in row.others else "-" for name in FOREIGN)
         name = f"{row.case.problem}, {row.case.name.partition(',')[0]}"
         lines.append(
-            (name, f"{floor:.2f}", f"{row.ours.us:.2f}", *times, f"{row.ratio:.2f}",
+            (name, f"{_floor(row, target):.2f}", f"{row.ours.us:.2f}", *times, f"{row.ratio:.2f}",
              f"{row.best} {row.others[row.best].tile}", "equal" if all(k.equal for k in kernels) else "**differ**")
         )  # fmt: skip
     return markdown_table(header, lines)
@@ -156,7 +184,7 @@ def _table(rows: Sequence[Row], target: Target) -> str:
 def _layers(rows: Sequence[Row], target: Target) -> str:
     header = ("layer", "speed of light", "ours", LIGHTMOE, "ratio")
     lines = [
-        (str(row.case), f"{light.physical_floor(row.case.work, target).us:.2f}", f"{row.ours.us:.2f}",
+        (str(row.case), f"{_floor(row, target):.2f}", f"{row.ours.us:.2f}",
          f"{row.others[LIGHTMOE].us:.2f}", f"{row.ratio:.2f}")
         for row in rows
     ]  # fmt: skip
@@ -170,7 +198,7 @@ def _layers(rows: Sequence[Row], target: Target) -> str:
     )
 
 
-def _notes(known: Records) -> list[str]:
+def _notes(known: Records, target: Target) -> list[str]:
     versions = {name: set[str]() for name in FOREIGN}
     reasons: dict[str, int] = Counter()
     for key, record in known.items():
@@ -188,6 +216,8 @@ def _notes(known: Records) -> list[str]:
     )
     divided = "; ".join(f"{m.experts} of {m.name} over {m.gpus}" for m in MODELS if m.gpus > 1)
     return [
+        f"made by `python -m nvfp4_cute.bench.foreign --target '{target.name}' --results bench/results/{stem(target)}.json "
+        "--save`, which continues that file.",
         f"kernels: {'; '.join(f'{name} {chr(44).join(sorted(found))}'.strip() for name, found in versions.items())}. "
         "`python -m nvfp4_cute.bench.foreign --help` says how to get them.",
         f"{len(modelled)} times. Only some of the clusters with equal work were executed: {parts[0]} of {parts[1]} clusters of "
@@ -251,9 +281,7 @@ def published_table(results: Path) -> str:
 
 def picture(known: Records, path: Path, target: Target) -> None:
     """Draws the geometric mean of every foreign kernel's time over ours, by group of cells."""
-    groups: dict[str, list[Row]] = {}
-    for row in rows_of(known):
-        groups.setdefault(group_of(row.case), []).append(row)
+    groups = _groups(known)
 
     def mean(name: str, rows: Sequence[Row]) -> float | None:
         ratios = [row.others[name].us / row.ours.us for row in rows if name in row.others]

@@ -154,7 +154,11 @@ def test_the_page_shows_the_fastest_tile_and_says_what_differs():
     }
     text = page.text(known, B200)
     assert "| 10.00 | 9.00 | - | - | 20.00 | - | 1.11 | LightMoE 128 x 256 | **differ** |" in text
-    assert "| equal groups | 1 | 1.11 | 1.11 | 1 |" in text
+    assert "| equal groups | 1 | 1.11 | 0.70 | 1.11 | 1.11 | 1 |" in text
+    assert (
+        f"| {str(first).removesuffix(' to bf16')} | 10.00 | 9.00 | 1.111 | 63 % | 70 % | LightMoE 128 x 256 |"
+        in text
+    )
     assert "QuACK: it does not run (1 cells and tiles)" in text and "3 of 4 of equal groups" in text
     assert "14 of 14 of 128 tokens" in text
 
@@ -203,7 +207,7 @@ def test_layers_are_modelled_for_both_and_shown():
     assert (
         f"| {layer} | " in text
         and "| 9.00 | 12.00 | 0.75 |" in text
-        and "| whole layers | 1 | 0.75 |" in text
+        and "| whole layers, 1 token | 1 | 0.75 |" in text
     )
     assert list(command.pieces("LightMoE", [layer])) == [("LightMoE", str(layer), "")]
     assert not list(command.pieces("QuACK", [layer]))
