@@ -12,6 +12,7 @@ import torch
 
 from nvfp4_cute.activation import Activation
 from nvfp4_cute.bench.cases import routed_ids
+from nvfp4_cute.bench.foreign import lightmoe_layer
 from nvfp4_cute.bench.foreign.cells import MODELS, Model
 from nvfp4_cute.bench.layers import empty_experts, experts_work
 from nvfp4_cute.bench.moe import Model as Sizes
@@ -22,11 +23,11 @@ from nvfp4_cute.timing.result import ChainTiming
 
 LIGHTMOE = "LightMoE"
 TOKENS = (1, 16, 128, 1024, 8192)
-ACTIVATIONS = {
-    # model: (our activation, LightMoE's name and options)
-    "DeepSeek-V4-Flash": (Activation("silu", limit=10.0), "swiglu", {"activation_clamp": 10.0}),
-    "MiniMax-M3": (Activation("swiglu_oai", limit=7.0), "swiglu_oai", {}),
-    "Nemotron-3.5-Lightning": (Activation("relu2"), "relu2", {}),
+ACTIVATIONS: dict[str, tuple[Activation, dict[str, Any]]] = {
+    # model: (our activation, LightMoE's options)
+    "DeepSeek-V4-Flash": (Activation("silu", limit=10.0), {"activation_clamp": 10.0}),
+    "MiniMax-M3": (Activation("swiglu_oai", limit=7.0), {"activation": "swiglu_oai"}),
+    "Nemotron-3.5-Lightning": (Activation("relu2"), {"activation": "relu2"}),
 }
 """Activations of the models that do not use SwiGLU without a clamp."""
 
@@ -70,10 +71,12 @@ def layers() -> list[Layer]:
 
 def record(kernel: str, layer: Layer, target: Target) -> dict[str, Any]:
     """Returns the record of a layer: our own, or LightMoE's in a process that has not run another one."""
-    from nvfp4_cute.bench.foreign import lightmoe_layer
-
     began = time.monotonic()
-    timing = lightmoe_layer.modelled(layer, target) if kernel == LIGHTMOE else ours(layer, target)
+    if kernel == LIGHTMOE:
+        options = ACTIVATIONS[layer.model.name][1] if layer.model.name in ACTIVATIONS else {}
+        timing = lightmoe_layer.modelled(layer.model, layer.ids, target, **options)
+    else:
+        timing = ours(layer, target)
     return {
         "us": timing.us,
         "launches": [{"kernel": one.kernel, "us": one.us} for one in timing.launches],
@@ -81,7 +84,6 @@ def record(kernel: str, layer: Layer, target: Target) -> dict[str, Any]:
     }
 
 
-# ---- ours ------------------------------------------------------------------------------------------------------------
 def ours(layer: Layer, target: Target) -> ChainTiming:
     """Returns the modelled time of our layer."""
     model = layer.model

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from nvfp4_cute.bench.foreign.layers import ACTIVATIONS, Layer
+from nvfp4_cute.bench.foreign.cells import Model
 from nvfp4_cute.bench.foreign.lightmoe import KERNEL, TILE_K
 from nvfp4_cute.bench.foreign.operands import GroupedOperands
 from nvfp4_cute.bench.foreign.schedule import static_work
@@ -23,7 +23,7 @@ from nvfp4_cute.emulator.record.events import LaunchTrace
 from nvfp4_cute.emulator.record.placement import Placement
 from nvfp4_cute.emulator.record.representatives import LaunchWork
 from nvfp4_cute.emulator.state import Launch
-from nvfp4_cute.formats.block_format import ATOM_BYTES, ATOM_ROWS, NVFP4
+from nvfp4_cute.formats.block_format import ATOM_ROWS, NVFP4
 from nvfp4_cute.gpus.targets import Target
 from nvfp4_cute.roofline.modelled import modelled_launches, replayed_tiles
 from nvfp4_cute.roofline.row_work import launch_of_rows, part_of_row, row_place, scale_place
@@ -83,8 +83,25 @@ class RecordingGpu(VirtualGpu):
         super().run(launch)
 
 
-def modelled(layer: Layer, target: Target, *, by_representatives: bool = True) -> ChainTiming:
-    """Returns the modelled time of LightMoE's layer. Its weights hold no data, so its results are meaningless."""
+def modelled(
+    model: Model,
+    ids: torch.Tensor,
+    target: Target,
+    *,
+    by_representatives: bool = True,
+    activation: str = "swiglu",
+    **options: float,
+) -> ChainTiming:
+    """Returns the modelled time of LightMoE's layer. Its weights hold no data, so its results are meaningless.
+
+    Args:
+        model: the model. If several GPUs share the experts, those of the first one are modelled.
+        ids: experts of every token, int32 [tokens, top_k].
+        target: the GPU.
+        by_representatives: execute only a few clusters of a launch whose work is known.
+        activation, options: LightMoE's name of the activation, and its other arguments.
+    """
+    experts, (tokens, top_k) = model.experts // model.gpus, ids.shape
     gpu = RecordingGpu(target)
     with emulation(gpu):
         from lightmoe import InferenceMoE
@@ -92,26 +109,17 @@ def modelled(layer: Layer, target: Target, *, by_representatives: bool = True) -
 
         # With LightMoE's grid of two CTAs per SM, its scheduler reads blockIdx.z, 0 in every CTA, and computes few of the tiles.
         runtime._decode_grid_mode = lambda *_: runtime.DECODE_GRID_PERSISTENT
-        model = layer.model
-        _, name, options = ACTIVATIONS.get(model.name, (None, "swiglu", {}))
         hidden, width = model.hidden, -(-model.intermediate // ALIGN) * ALIGN
         moe = InferenceMoE(
-            hidden,
-            width,
-            layer.experts,
-            layer.top_k,
-            layer.tokens,
-            activation=name,
-            use_dynamic_sched=False,
-            **options,
+            hidden, width, experts, top_k, tokens, activation=activation, use_dynamic_sched=False, **options
         )
         one = torch.ones(1, device="cuda")
-        moe.load_packed_weights(*_weights(gpu, layer.experts, width * (1 + model.gated), hidden), one,
-                                *_weights(gpu, layer.experts, hidden, width), one)  # fmt: skip
+        moe.load_packed_weights(*_weights(gpu, experts, width * (1 + model.gated), hidden), one,
+                                *_weights(gpu, experts, hidden, width), one)  # fmt: skip
         moe.set_activation_scales(1.0, 1.0)
-        x = torch.zeros((layer.tokens, hidden), dtype=torch.bfloat16, device="cuda")
-        ids = layer.ids.cuda()
-        probabilities = torch.ones(ids.shape, device="cuda") / layer.top_k
+        x = torch.zeros((tokens, hidden), dtype=torch.bfloat16, device="cuda")
+        ids = ids.cuda()
+        probabilities = torch.ones(ids.shape, device="cuda") / top_k
         moe.run(x, ids, probabilities)
         gpu.compiles = False
         gpu.recording.restart()
@@ -213,7 +221,7 @@ class Works:
         data, scale = self.execution.qx.view(torch.uint8), self.execution.sfx.view(torch.uint8)[0]
         tensors = self.x, self.moe._gather, data, scale
         columns = self.x.shape[1]
-        steps = (PART * self.x.element_size(), 0, NVFP4.row_bytes(PART), PART // NVFP4.atom_k * ATOM_BYTES)
+        steps = (PART * self.x.element_size(), 0, NVFP4.row_bytes(PART), NVFP4.atom_row_bytes(PART))
 
         def rows_of(expert: int, first: int) -> list[tuple[int, tuple[int, ...]]]:
             found = []

@@ -103,8 +103,8 @@ def text(known: Records, target: Target) -> str:
         "better. We cannot measure the error of the model on Blackwell (`bench/results/timing_model.md`).",
         f"![Foreign times over ours]({stem(target)}.png)",
         "## Summary",
-        "The ratio is our time, with the config that we choose, over that of the fastest foreign kernel with its best tile. Below 1, "
-        "ours is faster. A kernel at speed of light would have the least ratio.",
+        "The ratio is our time, with the config that we choose, over that of the fastest foreign kernel with its best tile. Ours "
+        "is faster below 1. A kernel at speed of light would have the least ratio.",
         _summary(groups, target),
         *_slower(rows_of(known), target),
         "## Cells",
