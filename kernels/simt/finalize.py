@@ -61,6 +61,7 @@ class FinalizeKernel:
         has_bias: whether each expert has a row that is added to its rows.
         waits: whether other ranks are storing rows of h, so that the kernel waits for them first.
         is_routed: whether choice c has row c, instead of one from ``rows``.
+        is_programmatic: whether the kernel may start before the launch before it has ended, which wrote only h.
         ahead: number of choices whose rows are loaded at once, a divisor of 32. Choices beyond the last one also take time.
         name: name of the kernel in profilers and in the emulator's reports.
     """
@@ -72,11 +73,13 @@ class FinalizeKernel:
         has_bias: bool,
         waits: bool,
         is_routed: bool,
+        is_programmatic: bool,
         ahead: int,
         name: str,
     ):
         self.is_bf16 = is_bf16
         self.is_routed = is_routed
+        self.is_programmatic = is_programmatic
         self.waits = waits
         self.load_row = MAY_CHANGE if waits else READ_ONCE
         self.has_shared = has_shared
@@ -105,6 +108,7 @@ class FinalizeKernel:
             grid=(ctas, 1, 1),
             block=(ROW_WARPS * WARP_SIZE, 1, 1),
             stream=stream,
+            use_pdl=self.is_programmatic,
         )
 
     @cute.kernel
@@ -122,6 +126,8 @@ class FinalizeKernel:
             column = (work % chunks * WARP_SIZE + lane) * LANE_COLUMNS
             is_inside = column < operands.n
             row, weight, expert = self.choice(operands, token, lane, experts)
+            if cutlass.const_expr(self.is_programmatic):
+                cute.arch.griddepcontrol_wait()
             acc = cute.make_rmem_tensor(LANE_COLUMNS, Float32)
             acc.fill(start)
             for first in cutlass.range(0, operands.top_k, self.ahead, unroll=1):

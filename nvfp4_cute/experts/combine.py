@@ -16,7 +16,7 @@ from nvfp4_cute.launch.table_task import TableTask
 from nvfp4_cute.launch_table import Finalize, PeerHeader
 from nvfp4_cute.operands import rules as checks
 from nvfp4_cute.operands.overlap import check_overlap
-from nvfp4_cute.planning.arch.simt import FINALIZE_AHEAD
+from nvfp4_cute.planning.arch import simt
 
 # Columns that a lane stores at once.
 COLUMN_STEP = 8
@@ -153,6 +153,7 @@ class FinalizeTask(TableTask):
 
     ``ids`` are set with a bias or for routed rows. ``host_fault``, ``header`` and ``wait`` are set in a launch that waits for
     other ranks. For routed rows ``experts`` is the number of local experts, and ``rows`` is None: choice c of all has row c.
+    ``follows_product``: the launch before this one is the product that writes ``h``, and writes nothing else that is read here.
     """
 
     columns = Finalize
@@ -169,6 +170,7 @@ class FinalizeTask(TableTask):
     wait: Wait | None = None
     first_expert: int = 0
     experts: int | None = None
+    follows_product: bool = False
 
     @property
     def is_empty(self) -> bool:
@@ -182,9 +184,10 @@ class FinalizeTask(TableTask):
             self.bias is not None,
             self.wait is not None,
             self.experts is not None,
+            self.follows_product and simt.has_programmatic_products(gpu.arch),
         )
         top_k = self.weights.shape[1]
-        ahead = min(FINALIZE_AHEAD, 1 << max(top_k - 1, 0).bit_length())
+        ahead = min(simt.FINALIZE_AHEAD, 1 << max(top_k - 1, 0).bit_length())
         return FinalizeKey(gpu.arch, self.h.dtype, *options, ahead)
 
     def numbers(self, gpu: Gpu) -> dict[IntEnum, int]:

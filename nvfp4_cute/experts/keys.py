@@ -106,7 +106,9 @@ class Gather1xKKey(SimtKey):
 
 @dataclass(frozen=True)
 class FinalizeKey(SimtKey):
-    """Finalize: dtype of rows, optional addends, whether it waits for other ranks, whether rows are routed, and rows per load."""
+    """Finalize: dtype of rows, optional addends, whether it waits for other ranks, whether rows are routed, whether it may start
+    before the launch before it has ended, and rows per load.
+    """
 
     KERNEL = "finalize.FinalizeKernel"
     dtype: torch.dtype
@@ -114,11 +116,12 @@ class FinalizeKey(SimtKey):
     has_bias: bool
     waits: bool
     is_routed: bool = False
+    is_programmatic: bool = False
     ahead: int = simt.FINALIZE_AHEAD
 
     def _name(self) -> str:
         options = "_shared" * self.has_shared + "_bias" * self.has_bias + "_waits" * self.waits
-        options += "_routed" * self.is_routed
+        options += "_routed" * self.is_routed + "_early" * self.is_programmatic
         options += f"_{self.ahead}" * (self.ahead != simt.FINALIZE_AHEAD)
         return f"moe_finalize_{self.arch}_{dtype_name(self.dtype)}{options}"
 

@@ -138,7 +138,9 @@ def _compute(
     experts, bias = LocalExperts.of(x, layer), layer.w2.bias
     check_call(x, ids, weights, shared, bias, experts.count)
     where: Any = {"first_expert": layer.first_expert, "backend": layer.backend}
-    sum_of: Any = {"shared": shared, "bias": bias, "first_expert": layer.first_expert}
+    sum_of: Any = {
+        "shared": shared, "bias": bias, "first_expert": layer.first_expert, "follows_product": True
+    }  # fmt: skip
     y = torch.empty_like(x, memory_format=torch.contiguous_format)
     if routed.takes(experts, ids):
         down = routed.rows(experts, x, ids, **where)
