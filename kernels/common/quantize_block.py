@@ -61,10 +61,13 @@ def largest(magnitudes: list) -> Float32:
     return magnitudes[0]
 
 
-def over_lanes(amax: Float32, lanes: int) -> Float32:
-    """Returns the largest over ``lanes`` neighbouring lanes, a power of two; NaN if any is NaN. All lanes must call it."""
+def over_lanes(amax: Float32, lanes: int, distance: int = 1) -> Float32:
+    """Returns the largest over ``lanes`` lanes, ``distance`` apart; NaN if any is NaN. All lanes must call it.
+
+    lanes, distance: powers of two.
+    """
     for step in range(lanes.bit_length() - 1):
-        amax = ptx.max_nan(amax, cute.arch.shuffle_sync_bfly(amax, 1 << step))
+        amax = ptx.max_nan(amax, cute.arch.shuffle_sync_bfly(amax, distance << step))
     return amax
 
 

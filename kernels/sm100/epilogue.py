@@ -15,7 +15,7 @@ from cutlass.cute.nvgpu import tcgen05
 
 from nvfp4_cute.formats.block_format import BlockFormat
 from nvfp4_cute.launch_table import INTERLEAVE
-from nvfp4_cute.planning.arch.sm100.limits import EPI_TILE_N, MMA_CTA_M, TmemMap
+from nvfp4_cute.planning.arch.sm100.limits import EPI_PART_N, EPI_TILE_N, MMA_CTA_M, TmemMap, skips_columns
 from nvfp4_cute.planning.config import KernelConfig
 
 from ..common import ptx
@@ -24,6 +24,7 @@ from ..common.encode import Encoding
 from ..common.group_table import WorkTile, ceil_div, select_slot
 from ..common.output_table import OutputTable, load_alphas
 from ..common.ptx import pack_16x2
+from ..common.quantize_block import largest, over_lanes, scale_of_part
 from ..common.quantized_output import (
     HELD_WORDS,
     RUN_COLUMNS,
@@ -31,12 +32,13 @@ from ..common.quantized_output import (
     quantized_group,
     sector_columns,
     store_quantized_half,
+    store_quantized_part,
     store_quantized_run,
 )
 from ..common.ring import CONSUMER_PHASE, Ring, next_stage
 from ..common.row_scales import load_row_scales
 from ..common.sides import TileSide, mma_sides
-from ..common.transpose import transpose_in_warp
+from ..common.transpose import exchange_in_warp, transpose_in_warp
 from ..common.warp_schedule import WARP_SIZE
 from .bias import bias_of_slices, slice_plus_bias, slices_plus_biases
 from .columns import used_columns
@@ -250,8 +252,13 @@ def run_epilogue(args: EpilogueArgs, first_tile: Int32, stride: Int32):
             order_after_wait()
             if cutlass.const_expr(exchange is None):
                 _read_slices(source, first_slice, tTR_rAcc)
+        num_parts = None
+        if cutlass.const_expr(skips_columns(config)):
+            num_parts = parts_of_slice(n_side, num_slices)
         if cutlass.const_expr(exchange is not None):
-            first_slice, num_steps = _exchange_slices(args, source, tTR_rAcc, warp_idx, stage, is_last, turn)
+            first_slice, num_steps = _exchange_slices(
+                args, source, tTR_rAcc, warp_idx, stage, is_last, turn, num_parts
+            )
             slice_step, last_shared = exchange.split, num_steps - 1
         # Not unrolled: a CTA has few tiles, and code that runs once costs more to fetch than to execute.
         for i in cutlass.range(first_pass, num_steps, unroll=1):
@@ -267,9 +274,9 @@ def run_epilogue(args: EpilogueArgs, first_tile: Int32, stride: Int32):
                     give_back_tmem(args.tmem_unused, args.leader_rank, config)
             if cutlass.const_expr(exchange is not None):
                 sums = tTR_rAcc[0] if args.integers is None else args.integers.sums(tTR_rAcc[0])
-                add_slice(exchange, sums, warp_idx, slice_idx, num_tile_slices)
+                add_slice(exchange, sums, warp_idx, slice_idx, num_tile_slices, num_parts)
             for j in cutlass.range_constexpr(at_once):
-                result = result_of_slice(args, tTR_rAcc[j], factors, slice_idx + j, limit)
+                result = result_of_slice(args, tTR_rAcc[j], factors, slice_idx + j, limit, num_parts)
                 words = None
                 if cutlass.const_expr(is_staged):
                     is_bf16 = args.out_dtype is cutlass.BFloat16
@@ -348,7 +355,12 @@ def target_of_tile(
 
 
 def result_of_slice(
-    args: EpilogueArgs, products: list, factors: Factors, slice_idx: Int32, limit: Float32 | None
+    args: EpilogueArgs,
+    products: list,
+    factors: Factors,
+    slice_idx: Int32,
+    limit: Float32 | None,
+    num_parts: Int32 | None = None,
 ):
     """Returns the float32 results of a slice, given the slices of its products. All lanes of a warp must call it."""
     alphas, bias, swaps = factors.alphas, factors.bias, args.config.swap_ab
@@ -362,7 +374,7 @@ def result_of_slice(
         if bias is not None and is_dual:
             products = slices_plus_biases(products, alphas, bias, slice_idx, swaps)
             alphas = [Float32(1.0)] * len(alphas)
-        result = combine(products, alphas, args.activation, limit)
+        result = combine(products, alphas, args.activation, limit, num_parts)
     return result if bias is None or is_dual else slice_plus_bias(result, bias, slice_idx, swaps)
 
 
@@ -375,6 +387,7 @@ def _exchange_slices(
     stage: Int32,
     is_last: Boolean,
     turn: Int32,
+    num_parts: Int32 | None,
 ) -> tuple:
     """Sends the slices that other CTAs of a split-K cluster store, and begins to read the first slice that this CTA stores.
 
@@ -383,6 +396,7 @@ def _exchange_slices(
         stage: of the accumulator, which is released here if the CTA stores none of its slices.
         is_last: whether this is the CTA's last tile.
         turn: parity of the exchange.
+        num_parts: from :func:`parts_of_slice`, or None for all.
 
     Returns:
         This CTA's first slice, and their number.
@@ -393,7 +407,7 @@ def _exchange_slices(
         if is_sent(exchange, warp_idx, slice_idx, num_slices):
             _read_slices(source, slice_idx, registers)
             cute.arch.fence_view_async_tmem_load()
-            send_slice(exchange, registers[0], warp_idx, slice_idx, num_slices)
+            send_slice(exchange, registers[0], warp_idx, slice_idx, num_slices, num_parts)
     first_slice, num_own = own_slices(exchange, warp_idx, num_slices)
     if num_own > 0:
         _read_slices(source, first_slice, registers)
@@ -403,7 +417,10 @@ def _exchange_slices(
                 give_back_tmem(args.tmem_unused, args.leader_rank, args.config)
             else:
                 release(args.acc.empty(stage), args.leader_rank, args.config)
-    wait_for_sums(exchange, warp_idx, num_slices, turn)
+    if cutlass.const_expr(num_parts is None):
+        wait_for_sums(exchange, warp_idx, num_slices, turn)
+    else:
+        wait_for_sums(exchange, warp_idx, num_slices, turn, num_parts)
     return first_slice, num_own
 
 
@@ -426,7 +443,13 @@ def _store_quantized(
     """
     (row, column), (slice_idx, slice_step, num_slices) = place, slices
     if cutlass.const_expr(args.config.swap_ab):
-        _store_transposed(values, target, row, column, encode)
+        if cutlass.const_expr(skips_columns(args.config) and encode.format.scaling != "four_over_six"):
+            if target.rows - column > EPI_PART_N:
+                _store_transposed(values, target, row, column, encode)
+            else:
+                _store_few(values, target, row, column, encode)
+        else:
+            _store_transposed(values, target, row, column, encode)
     elif cutlass.const_expr(args.exchange is not None or sector_columns(args.out_dtype) == RUN_COLUMNS):
         # Consecutive slices belong to different CTAs, or fill a sector each: store every run by itself.
         store_quantized_run(values, target, row, column, encode)
@@ -488,14 +511,38 @@ def read_columns(tiled_load: cute.TiledCopy, tTR_tAcc: cute.Tensor, column: Int3
 
 
 @cute.jit
-def combine(accumulators: list, alphas: list, activation: cutlass.Constexpr, limit: Float32 | None):
-    """Returns the float32 result of a slice from the slices of every product."""
+def parts_of_slice(n_side: TileSide, num_slices: Int32) -> Int32:
+    """Returns how many parts of EPI_PART_N columns of every slice of a tile are in use: all if there are several slices."""
+    columns = EPI_TILE_N if num_slices > 1 else n_side.extent - n_side.first_row
+    return cutlass.min(ceil_div(columns, EPI_PART_N), EPI_TILE_N // EPI_PART_N)
+
+
+@cute.jit
+def combine(
+    accumulators: list,
+    alphas: list,
+    activation: cutlass.Constexpr,
+    limit: Float32 | None,
+    num_parts: Int32 | None = None,
+):
+    """Returns the float32 result of a slice from the slices of every product.
+
+    num_parts: parts of the slice to which the activation is applied; None for all.
+    """
     result = accumulators[0].load().reshape(EPI_TILE_N) * alphas[0]
     if cutlass.const_expr(activation is not None):
         other = accumulators[1].load().reshape(EPI_TILE_N) * alphas[1]
         gated = cute.make_rmem_tensor(EPI_TILE_N, Float32)
-        for i in cutlass.range_constexpr(EPI_TILE_N):
-            gated[i] = gate(result[i], other[i], activation, limit)
+        if cutlass.const_expr(num_parts is None):
+            for i in cutlass.range_constexpr(EPI_TILE_N):
+                gated[i] = gate(result[i], other[i], activation, limit)
+        else:
+            gated.fill(0.0)
+            for part in cutlass.range_constexpr(EPI_TILE_N // EPI_PART_N):
+                if part < num_parts:
+                    for i in cutlass.range_constexpr(EPI_PART_N * part, EPI_PART_N * (part + 1)):
+                        factors = [accumulators[which][i] * alphas[which] for which in range(2)]
+                        gated[i] = gate(*factors, activation, limit)
         result = gated.load()
     return result
 
@@ -541,3 +588,28 @@ def _store_transposed(
     lane = cute.arch.lane_idx()
     transpose_in_warp(values)
     store_quantized_run(values, group, n_row + lane, m_row - lane, encode)
+
+
+@cute.jit
+def _store_few(
+    values: cute.Tensor,
+    group: QuantizedGroup,
+    m_row: Int32,
+    n_row: Int32,
+    encode: cutlass.Constexpr[Encoding],
+):
+    """Does what :func:`_store_transposed` does for the first EPI_PART_N columns of a slice.
+
+    Each lane gets EPI_PART_N results of one row, and the next lanes with that row the rest of their block.
+    """
+    lane = cute.arch.lane_idx()
+    part = cute.make_rmem_tensor(EPI_PART_N, Float32)
+    for i in cutlass.range_constexpr(EPI_PART_N):
+        part[i] = values[i]
+    exchange_in_warp(part, ((0, 0), (1, 1), (2, 2)))
+    results = [part[i] for i in range(EPI_PART_N)]
+    magnitudes = [ptx.abs_f32(value) for value in results]
+    amax = over_lanes(largest(magnitudes), encode.format.block_k // EPI_PART_N, EPI_PART_N)
+    scale = scale_of_part(results, magnitudes, amax, group.global_scale, encode)
+    column = m_row - lane + lane // EPI_PART_N * EPI_PART_N
+    store_quantized_part(part, scale, group, n_row + lane % EPI_PART_N, column, encode)

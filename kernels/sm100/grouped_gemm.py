@@ -243,16 +243,11 @@ class GroupedGemmSm100(GroupedGemmVariant):
                 with cute.arch.elect_one():
                     init_ring(exchange.ring, 1, config.split_k * len(schedule.epilogue_warp_ids))
                     cute.arch.mbarrier_init_fence()
-        # The next kernel may start its setup as soon as SMs have room. With groups on the device and with early weights, only
-        # when all earlier launches have ended, because it may read their results at once.
-        if cutlass.const_expr(self.form == "list" and not self.early_weights):
-            cute.arch.griddepcontrol_launch_dependents()
         if cutlass.const_expr(config.cluster_size > 1):
             cute.arch.cluster_arrive_relaxed()
         if cutlass.const_expr(self.form != "list" and not self.early_weights):
             # Wait for the previous kernel, which may have written the groups' sizes.
             cute.arch.griddepcontrol_wait()
-            cute.arch.griddepcontrol_launch_dependents()
 
         # A dual GEMM's epilogue does not wait: with the wait, its own start costs 2 to 3 % of the whole (modelled).
         begun_barrier_id = BEGUN_BARRIER_ID if self.activation is None else None

@@ -72,9 +72,6 @@ def run_load(args: LoadArgs, first_tile: Int32, stride: Int32):
         early = _load_weights(args, cursor, stride)
     # Results of the previous kernel are visible from here on.
     cute.arch.griddepcontrol_wait()
-    if cutlass.const_expr(args.early_weights):
-        # The next launch may rely on the end of all launches before this one.
-        cute.arch.griddepcontrol_launch_dependents()
     # Stages that have never been filled are empty.
     num_begun = Int32(0)
     waits_for_cluster = config.multicast_n > 1 and config.num_mma_cta == 1 and not args.early_weights
@@ -96,6 +93,9 @@ def run_load(args: LoadArgs, first_tile: Int32, stride: Int32):
     else:
         if cutlass.const_expr(waits_for_cluster):
             cute.arch.cluster_wait()
+    # The next launch may start. All launches before this one have ended, so it may read their results at once, and its loads do
+    # not delay the first ones of this launch.
+    cute.arch.griddepcontrol_launch_dependents()
     if cutlass.const_expr(config.split_k > 1):
         # This role does not need the other CTAs, but every thread that arrives at a cluster barrier must wait there.
         cute.arch.cluster_wait()

@@ -10,7 +10,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32
 
-from nvfp4_cute.planning.arch.sm100.limits import EPI_TILE_N, EPI_WARPS, UNIT_SUMS_BYTES
+from nvfp4_cute.planning.arch.sm100.limits import EPI_PART_N, EPI_TILE_N, EPI_WARPS, UNIT_SUMS_BYTES
 
 from ..common.group_table import ceil_div
 from ..common.ptx import bits_of
@@ -25,7 +25,7 @@ from ..common.split_k import (
 )
 from ..common.warp_schedule import WARP_SIZE
 
-CHUNKS = EPI_TILE_N // CHUNK_VALUES
+PARTS, PART_CHUNKS = EPI_TILE_N // EPI_PART_N, EPI_PART_N // CHUNK_VALUES
 
 
 @dataclass(frozen=True)
@@ -83,11 +83,19 @@ def is_sent(exchange: Exchange, warp_idx: Int32, slice_idx: Int32, num_slices: I
 
 
 @cute.jit
-def send_slice(exchange: Exchange, products: list, warp_idx: Int32, slice_idx: Int32, num_slices: Int32):
+def send_slice(
+    exchange: Exchange,
+    products: list,
+    warp_idx: Int32,
+    slice_idx: Int32,
+    num_slices: Int32,
+    num_parts: Int32 | None = None,
+):
     """Sends this CTA's sums of a unit to the unit's CTA, which is another one.
 
     Args:
         products: float32 sums, one row of the slice per lane.
+        num_parts: number of parts of a slice that are in use (``epilogue.parts_of_slice``); None for all.
     """
     rank, unit = cute.arch.block_idx_in_cluster(), warp_idx * num_slices + slice_idx
     receiver = _receiver(exchange, unit)
@@ -96,38 +104,69 @@ def send_slice(exchange: Exchange, products: list, warp_idx: Int32, slice_idx: I
     target = address_in_cta(place, receiver)
     barrier = address_in_cta(exchange.ring.full(Int32(0)).toint(), receiver)
     for product in cutlass.range_constexpr(exchange.num_products):
-        sums = products[product]
-        for chunk in cutlass.range_constexpr(CHUNKS):
-            values = [sums[CHUNK_VALUES * chunk + i] for i in range(CHUNK_VALUES)]
-            store_async(target + _chunk_offset(product, chunk), values, barrier)
+        for part in cutlass.range_constexpr(PARTS):
+            if cutlass.const_expr(num_parts is None):
+                _send_part(products[product], target, barrier, product, part)
+            elif part < num_parts:
+                _send_part(products[product], target, barrier, product, part)
 
 
 @cute.jit
-def wait_for_sums(exchange: Exchange, warp_idx: Int32, num_slices: Int32, parity: Int32):
+def _send_part(
+    sums: cute.Tensor, target: Int32, barrier: Int32, product: cutlass.Constexpr, part: cutlass.Constexpr
+):
+    for chunk in cutlass.range_constexpr(PART_CHUNKS * part, PART_CHUNKS * (part + 1)):
+        values = [sums[CHUNK_VALUES * chunk + i] for i in range(CHUNK_VALUES)]
+        store_async(target + _chunk_offset(product, chunk), values, barrier)
+
+
+@cute.jit
+def wait_for_sums(
+    exchange: Exchange,
+    warp_idx: Int32,
+    num_slices: Int32,
+    parity: Int32,
+    num_parts: Int32 | int = PARTS,
+):
     """Waits until the sums of all units of this CTA have arrived."""
     rank, split, full = cute.arch.block_idx_in_cluster(), exchange.split, exchange.ring.full(Int32(0))
     if warp_idx == 0:
         with cute.arch.elect_one():
             units = ceil_div(cutlass.max(EPI_WARPS * num_slices - rank, 0), split)
-            cute.arch.mbarrier_arrive_and_expect_tx(full, units * exchange.unit_bytes)
+            cute.arch.mbarrier_arrive_and_expect_tx(full, units * (exchange.unit_bytes // PARTS) * num_parts)
     wait_for_cluster(full.toint(), parity ^ CONSUMER_PHASE)
 
 
 @cute.jit
-def add_slice(exchange: Exchange, products: list, warp_idx: Int32, slice_idx: Int32, num_slices: Int32):
+def add_slice(
+    exchange: Exchange,
+    products: list,
+    warp_idx: Int32,
+    slice_idx: Int32,
+    num_slices: Int32,
+    num_parts: Int32 | None = None,
+):
     """Adds the other CTAs' sums of a unit to ``products``, this CTA's sums, one row of the slice per lane."""
     address = _sums(exchange, warp_idx * num_slices + slice_idx)
     # Not unrolled: a CTA has few tiles, and code that runs once costs more to fetch than to execute.
     for _ in cutlass.range(exchange.split - 1, unroll=1):
         for product in cutlass.range_constexpr(exchange.num_products):
-            sums = products[product]
-            for chunk in cutlass.range_constexpr(CHUNKS):
-                values = load_chunk(address + _chunk_offset(product, chunk))
-                for i in cutlass.range_constexpr(CHUNK_VALUES):
-                    column = CHUNK_VALUES * chunk + i
-                    sent = values[i] if sums.element_type is Float32 else bits_of(values[i]).to(Int32)
-                    sums[column] = sums[column] + sent
+            for part in cutlass.range_constexpr(PARTS):
+                if cutlass.const_expr(num_parts is None):
+                    _add_part(products[product], address, product, part)
+                elif part < num_parts:
+                    _add_part(products[product], address, product, part)
         address += exchange.sender_bytes
+
+
+@cute.jit
+def _add_part(sums: cute.Tensor, address: Int32, product: cutlass.Constexpr, part: cutlass.Constexpr):
+    for chunk in cutlass.range_constexpr(PART_CHUNKS * part, PART_CHUNKS * (part + 1)):
+        values = load_chunk(address + _chunk_offset(product, chunk))
+        for i in cutlass.range_constexpr(CHUNK_VALUES):
+            column = CHUNK_VALUES * chunk + i
+            sent = values[i] if sums.element_type is Float32 else bits_of(values[i]).to(Int32)
+            sums[column] = sums[column] + sent
 
 
 @cute.jit

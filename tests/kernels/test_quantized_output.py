@@ -55,7 +55,10 @@ CONFIGS = {
     "sm_90a": ("t128x32x128_s0a1_swap_p2", "t128x96x128_s2a1_swap_p2", "t128x8x128_s0a1_swap_k2_p8"),
 }  # fmt: skip
 DUAL_CONFIGS = {
-    "sm_100a": ("t128x64x256_s0a3", "t128x64x256_s0a3_swap", "t128x64x256_s0a3_2cta_swap"),
+    "sm_100a": (
+        "t128x64x256_s0a3", "t128x64x256_s0a3_swap", "t128x64x256_s0a3_2cta_swap", "t128x64x256_s0a2_swap_k2",
+        "t128x64x256_s1a1_swap_k4",
+    ),
     "sm_120a": (
         "t128x128x128_s0a1", "t128x64x128_s0a2", "t128x32x128_s0a2_swap", "t128x64x128_s0a1_swap", "t128x16x256_s0a2_swap",
     ),

@@ -6,7 +6,7 @@ lasts as long as its busiest CTA or pair, or as memory needs to deliver its data
 """
 
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from math import ceil
 
 from nvfp4_cute.formats.block_format import NVFP4_PAIR, BlockFormat, Formats
 from nvfp4_cute.launch_table import INTERLEAVE
@@ -15,6 +15,7 @@ from nvfp4_cute.planning.arch.sm100.limits import (
     CANDIDATES,
     DUAL_CANDIDATES,
     DUAL_TILES_N,
+    EPI_PART_N,
     EPI_TILE_N,
     INTERLEAVED_CANDIDATES,
     K96_K_TILES,
@@ -33,6 +34,7 @@ from nvfp4_cute.planning.arch.sm100.limits import (
     least_columns,
     mma_columns,
     resident_clusters,
+    skips_columns,
     smem_plan,
     with_k_tile,
 )
@@ -142,15 +144,15 @@ def _candidates_of_k_tile_256(num_b: int, weight_layout: str, form: Form) -> tup
     is_interleaved = weight_layout in INTERLEAVE
     if form in KNOWN_SIZES:
         return INTERLEAVED_CANDIDATES if is_interleaved else DUAL_CANDIDATES if num_b > 1 else CANDIDATES
-    if is_interleaved or num_b > 1:
-        sizes = ((rows, n) for n in (128, 256) for rows in (*DUAL_TILES_N, 2 * MMA_CTA_M))
-        return tuple(dict.fromkeys(config_for_rows(rows, n, num_b, weight_layout) for rows, n in sizes))
+    rows_of_tiles = (*DUAL_TILES_N, 2 * MMA_CTA_M) if is_interleaved or num_b > 1 else TILES_N
+    sizes = ((rows, n) for n in (128, 256) for rows in rows_of_tiles)
+    whole = dict.fromkeys(config_for_rows(rows, n, num_b, weight_layout) for rows, n in sizes)
     split = (
-        replace(config_for_rows(rows, MMA_CTA_M), split_k=split)
-        for rows in SPLIT_TILES_N
+        replace(config_for_rows(rows, MMA_CTA_M, num_b), split_k=split)
+        for rows in (() if is_interleaved else SPLIT_TILES_N[num_b])
         for split in SPLITS[1:]
     )
-    return (*(config_for_rows(rows, n) for n in (128, 256) for rows in TILES_N), *split)
+    return (*whole, *split)
 
 
 def choose(problem: GroupedProblem, num_sms: int) -> KernelConfig:
@@ -217,7 +219,8 @@ def _estimate(config: KernelConfig, problem: GroupedProblem, num_clusters: int) 
     num_b = problem.num_b
     smem = smem_plan(config, num_b, _formats(problem))
     read = _reads(schedule, problem)
-    memory, busiest, stream, last_slices = 0.0, 0.0, 0.0, 0
+    skips = skips_columns(config) and (split > 1 or problem.activation is not None)
+    memory, busiest, stream, last_slices = 0.0, 0.0, 0.0, 0.0
     for wave in range(schedule.waves):
         indices = range(wave * num_clusters, min((wave + 1) * num_clusters, schedule.num_tiles))
         tiles = [schedule.work_tile(index) for index in indices]
@@ -225,12 +228,13 @@ def _estimate(config: KernelConfig, problem: GroupedProblem, num_clusters: int) 
         loaded = sum(tile.k_tile_cnt * _k_tile_bytes(config, schedule, tile, smem) for tile in tiles)
         delivered = max(hbm, loaded * config.num_m_cta / COSTS.l2_bytes_per_cycle)
         longest = max(
-            _tile_cycles(config, schedule, tile, slice_cycles, smem, num_b, wave == 0) for tile in tiles
+            _tile_cycles(config, schedule, tile, slice_cycles, smem, num_b, wave == 0, skips)
+            for tile in tiles
         )
         memory, busiest = memory + delivered, busiest + longest
         # Neither time is even. If they are about equal, sometimes one is waited for and sometimes the other.
         stream += (delivered**COSTS.alike + longest**COSTS.alike) ** (1 / COSTS.alike)
-        last_slices = max(_slices(config, schedule, tile) for tile in tiles)
+        last_slices = max(_slices(config, schedule, tile, skips) for tile in tiles)
     return Estimate(
         replace(config, num_cta=num_clusters * config.cluster_size),
         COSTS.start + (COSTS.pair_start if config.use_2cta_instrs else 0) + COSTS.memory_latency,
@@ -276,10 +280,12 @@ def _columns(config: KernelConfig, schedule: TileSchedule, tile: WorkTile) -> in
     return max(mma_columns(*_n_side(config, schedule, tile)), least_columns(config))
 
 
-def _slices(config: KernelConfig, schedule: TileSchedule, tile: WorkTile) -> int:
-    """Returns the slices of the tile that the epilogue reads."""
+def _slices(config: KernelConfig, schedule: TileSchedule, tile: WorkTile, skips: bool) -> float:
+    """Returns the slices of the tile that the epilogue reads. skips: whether it skips parts of a slice."""
     rows, _, tile_n = _n_side(config, schedule, tile)
-    return -(-min(rows, tile_n) // EPI_TILE_N)
+    if skips and rows <= EPI_TILE_N:
+        return ceil(rows / EPI_PART_N) * EPI_PART_N / EPI_TILE_N
+    return ceil(min(rows, tile_n) / EPI_TILE_N)
 
 
 def _k_tile_bytes(config: KernelConfig, schedule: TileSchedule, tile: WorkTile, smem: SmemPlan) -> int:
@@ -314,10 +320,11 @@ def _tile_cycles(
     smem: SmemPlan,
     num_b: int,
     is_first: bool,
+    skips: bool,
 ) -> float:
     """Returns the time of the slowest of the three overlapping roles for a tile."""
     columns = _columns(config, schedule, tile)
-    slices = _slices(config, schedule, tile)
+    slices = _slices(config, schedule, tile, skips)
     if config.use_k96_instrs:
         mma = K96_MMAS / K96_K_TILES * num_b * k96_cycles(config, columns)
     else:
@@ -334,16 +341,17 @@ def _tile_cycles(
     return max(cycles, rounds * RING_CYCLES + (rest + 1) * step)
 
 
-def _epilogue_cycles(config: KernelConfig, slices: int, slice_cycles: float, num_b: int) -> float:
+def _epilogue_cycles(config: KernelConfig, slices: float, slice_cycles: float, num_b: int) -> float:
     """Returns the time from a tile's last MMA to its last store.
 
     With split-K, a CTA sends all but its part and stores that part.
     """
-    split = config.split_k
+    split, whole_slices = config.split_k, max(ceil(slices), 1)
     if split == 1:
         return slices * slice_cycles
     sent = num_b * MMA_CTA_M * slices * EPI_TILE_N * 4 * (split - 1) / split
-    return COSTS.exchange + sent / COSTS.exchange_bytes_per_cycle + -(-slices // split) * slice_cycles
+    stored = ceil(whole_slices / split) * slices / whole_slices
+    return COSTS.exchange + sent / COSTS.exchange_bytes_per_cycle + stored * slice_cycles
 
 
 def _config_for_mean(problem: GroupedProblem, num_sms: int) -> KernelConfig:
@@ -352,29 +360,30 @@ def _config_for_mean(problem: GroupedProblem, num_sms: int) -> KernelConfig:
     The tile is the smallest one that holds a group of mean size, or that of the least estimate if there are few tiles. K is split
     if even the largest number of tiles that the rows can form leaves SMs idle.
     """
-    mean = problem.sizes[0]
-    chosen = config_for_rows(*mean[:2], problem.num_b, problem.weight_layout)
-    chosen = with_k_tile(chosen, _formats(problem))
-    if problem.activation is not None or problem.batch_invariant:
+    (m, n, k), formats = problem.sizes[0], _formats(problem)
+    chosen = with_k_tile(config_for_rows(m, n, problem.num_b, problem.weight_layout), formats)
+    if problem.weight_layout != "separate" or problem.batch_invariant:
         return chosen
+    # Groups without rows have no tiles.
+    problem = replace(
+        problem, form="list", sizes=((m, n, k),) * max(sum(size[0] > 0 for size in problem.sizes), 1)
+    )
     tiles = make_schedule(problem.sizes, chosen.work_tile_mnk, num_sms).num_tiles
-    if tiles <= FEW_TILES * num_sms:
-        chosen = _of_least_estimate(chosen, num_sms, problem.num_groups, mean, _formats(problem))
-    return _split_where_idle(chosen, num_sms, problem.num_groups, mean, _formats(problem))
+    if problem.activation is None and tiles <= FEW_TILES * num_sms:
+        chosen = _of_least_estimate(chosen, num_sms, problem)
+    return _of_few_tiles(chosen, num_sms, problem)
 
 
-@lru_cache(1024)
-def _of_least_estimate(
-    whole: KernelConfig, num_sms: int, num_groups: int, mean: tuple[int, int, int], formats: Formats
-) -> KernelConfig:
+def _of_least_estimate(whole: KernelConfig, num_sms: int, problem: GroupedProblem) -> KernelConfig:
     """Returns ``whole``, or a config with another tile whose mean estimate over ``SPREADS`` is lower by ``COSTS.tile_gain``."""
-    (m, n, k), (a_format, b_format) = mean, formats
+    (m, n, k), groups = problem.sizes[0], problem.num_groups
     tile_m, _, tile_k = whole.cta_tile_shape_mnk
     problems = []
     for most in SPREADS:
-        steps = [0.0] if num_groups == 1 else [2 * i / (num_groups - 1) - 1 for i in range(num_groups)]
-        sizes = tuple((max(1, round(m * (1 + most * step))), n, k) for step in steps)
-        problems.append(GroupedProblem(sizes, a_format=a_format, b_format=b_format))
+        steps = [0.0] if groups == 1 else [2 * i / (groups - 1) - 1 for i in range(groups)]
+        problems.append(
+            replace(problem, sizes=tuple((max(1, round(m * (1 + most * step))), n, k) for step in steps))
+        )
 
     def cycles(config: KernelConfig) -> float:
         total = sum(estimate(config, problem, num_sms).cycles for problem in problems)
@@ -384,25 +393,28 @@ def _of_least_estimate(
     return min([whole, *others], key=cycles)
 
 
-@lru_cache(1024)
-def _split_where_idle(
-    whole: KernelConfig, num_sms: int, num_groups: int, mean: tuple[int, int, int], formats: Formats
-) -> KernelConfig:
+def _of_few_tiles(whole: KernelConfig, num_sms: int, problem: GroupedProblem) -> KernelConfig:
     """Returns ``whole``, or a config that splits K if most SMs are idle for every division of the rows, and it gains.
 
-    The total of rows bounds the tiles: every group's first tile has at least one row, and each further tile is full.
+    If no CTA can have a second tile, the config has no more stages than a tile has K tiles: CTAs of the next launch find room
+    before those of this one have ended.
     """
-    m, n, _ = mean
+    (m, n, k), groups = problem.sizes[0], problem.num_groups
     tile_n = whole.cta_tile_shape_mnk[1]
-    further = num_groups * max(m - 1, 0) // tile_n
-    most_tiles = (num_groups + further) * -(-n // MMA_CTA_M)
-    splits = [split for split in SPLITS[1:] if most_tiles <= resident_clusters(num_sms, split)]
-    if not splits or tile_n not in SPLIT_TILES_N:
-        return whole
-    a_format, b_format = formats
-    problem = GroupedProblem((mean,) * num_groups, a_format=a_format, b_format=b_format)
-    tried = [whole, *(replace(whole, use_2cta_instrs=False, split_k=split) for split in splits)]
-    return min(tried, key=lambda config: _ranked(estimate(config, problem, num_sms)))
+    # The total of rows bounds the tiles: every group's first tile has at least one row, and each further tile is full.
+    most_rows_of_tiles = groups + groups * max(m - 1, 0) // tile_n
+
+    def fits(config: KernelConfig) -> bool:
+        most_tiles = most_rows_of_tiles * -(-n // (MMA_CTA_M * config.num_mma_cta))
+        return most_tiles <= resident_clusters(num_sms, config.cluster_size)
+
+    splits = (replace(whole, use_2cta_instrs=False, split_k=split) for split in SPLITS[1:])
+    tried = [whole, *(split for split in splits if tile_n in SPLIT_TILES_N[problem.num_b] and fits(split))]
+    chosen = min(tried, key=lambda config: _ranked(estimate(config, problem, num_sms)))
+    k_tiles = -(-k // (chosen.cta_tile_shape_mnk[2] * chosen.split_k))
+    if not fits(chosen) or k_tiles >= smem_plan(chosen, problem.num_b, _formats(problem)).num_ab_stage:
+        return chosen
+    return replace(chosen, num_ab_stage=k_tiles, num_acc_stage=1)
 
 
 def config_for_rows(mean_rows: int, n: int, num_b: int = 1, weight_layout: str = "separate") -> KernelConfig:

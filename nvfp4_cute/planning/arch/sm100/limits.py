@@ -118,12 +118,14 @@ DUAL_TILES_N = (64, 128)
 # Columns that the epilogue reads at once.
 EPI_TILE_N = 32
 EPI_WARPS = 4
+# Columns that an epilogue of a tile with few rows of tokens skips together, where the group has none of them.
+EPI_PART_N = 8
 # CTAs of a cluster that share K tiles. They exchange sums in fp32, in units of 32 rows x 32 columns.
 SPLITS = (1, 2, 4, 8)
 # MMAs of a cluster that share the N side: with pairs, clusters of 8 CTAs, which every GPU can launch.
 MULTICASTS = (1, 2, 4)
-# N tiles with few rows of tokens for which K may be split even if only the device knows the groups' sizes.
-SPLIT_TILES_N = (64, 128)
+# N tiles with few rows of tokens for which K may be split even if only the device knows the groups' sizes, by number of products.
+SPLIT_TILES_N = {1: (64, 128), 2: (64,)}
 UNIT_SUMS_BYTES = 32 * EPI_TILE_N * 4
 # SMs per GPC, and clusters by number of SMs and their size: 15 clusters of 8 CTAs fit a B300 (CUTLASS,
 # NVFP4_CUTEDSL_THROTTLE).
@@ -204,6 +206,11 @@ def least_columns(config: KernelConfig) -> int:
     if not config.use_k96_instrs:
         return MMA_N_STEP
     return max(SF_ATOM_ROWS, SF_ATOM_ROWS * (sf_blocks_n(config.cta_tile_shape_mnk[1]) - 1) + MMA_N_STEP)
+
+
+def skips_columns(config: KernelConfig) -> bool:
+    """Returns whether epilogues skip parts of slices that no row of the group has: in the smallest tile of tokens."""
+    return config.swap_ab and config.cta_tile_shape_mnk[1] == MMA_N_STEP
 
 
 def loaded_k_tiles(config: KernelConfig, k_tile_cnt: int) -> int:
