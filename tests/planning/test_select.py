@@ -149,13 +149,27 @@ def test_every_family_chooses_for_itself(sizes):
 
 
 @pytest.mark.parametrize(
-    ("rows", "tile_n"), [(1, 64), (64, 64), (65, 128), (128, 128), (190, 192), (5000, 256)]
+    ("rows", "tile_n"), [(1, 64), (64, 64), (65, 128), (128, 128), (190, 192), (300, 192), (5000, 256)]
 )
 def test_unknown_sizes_are_planned_for_their_mean(rows, tile_n):
     config = config_for_rows(rows, 4096)
     assert config.cta_tile_shape_mnk[1] == tile_n and config.swap_ab and config.use_2cta_instrs
     assert sm100.unsupported_reason(config) is None
     assert not config_for_rows(rows, 128).use_2cta_instrs
+
+
+@pytest.mark.parametrize(
+    ("rows", "num_b", "expected"),
+    [
+        (256, 1, "t128x256x256_s0a2"),  # modelled on a B200 with 256 groups of 196 to 310 rows, 1024 x 2048: 75.2 us, 81.8 in pairs
+        (767, 2, "t128x128x256_s0a2_2cta_swap"),
+        (1024, 2, "t128x128x256_s0a2_2cta"),  # 4 groups of 980 to 1,060 rows, 2048 x 4096: 28.9 us, 33.5 with tokens on N
+    ],
+)  # fmt: skip
+def test_tokens_are_on_m_where_tiles_of_weights_take_less_time(rows, num_b, expected):
+    config = config_for_rows(rows, 1024, num_b)
+    assert config.to_name() == expected and sm100.unsupported_reason(config, num_b) is None
+    assert config_for_rows(rows, 128, num_b).swap_ab
 
 
 @pytest.mark.parametrize("arch", ["sm_90a", "sm_100a", "sm_120a"])
@@ -168,7 +182,7 @@ def test_every_choice_is_a_candidate(arch):
 
 
 def test_candidates_of_groups_that_only_the_device_knows():
-    found = {config_for_rows(rows, n) for rows in range(300) for n in (128, 256, 4096)}
+    found = {config_for_rows(rows, n) for rows in range(1000) for n in (128, 256, 4096)}
     tried = set(candidates("sm_100a", "ragged"))
     assert found == {config for config in tried if config.split_k == 1}
     chosen = {
@@ -226,11 +240,18 @@ def test_few_live_experts_divide_k_and_leave_room_for_the_next_launch():
         (8, (128, 4096, 7168), 192),  # 25.80, 28.34 with tiles of 128: groups of 80 to 248 rows
         (8, (128, 7168, 2048), 128),  # 15.56, 16.53 with tiles of 192
         (8, (128, 4096, 2048), 128),  # 10.98, 11.08
-        (256, (256, 512, 2048), 256),
+        (256, (320, 512, 2048), 192),
     ],
 )
 def test_few_groups_of_unknown_sizes_have_the_tile_of_the_least_estimate(groups, mean, rows):
     assert config_for_mean("sm_100a", NUM_SMS, groups, mean).work_tile_mnk[0] == rows
+
+
+def test_few_tiles_of_a_dual_gemm_are_those_of_the_least_estimate():
+    """Modelled on a B200 with groups of 95 to 156 rows: 11.3 us with tiles of 64 rows, and 13.5 with 128."""
+    gate = Gate("silu", None, "separate")
+    config = config_for_mean("sm_100a", NUM_SMS, 32, (128, 512, 1024), gate=gate, out_format=NVFP4)
+    assert config.work_tile_mnk[0] == 64
 
 
 @pytest.mark.parametrize("seed", range(10))

@@ -119,8 +119,10 @@ def choose(problem: GroupedProblem, num_sms: int) -> KernelConfig:
     chosen = choosing.choose(problem, num_sms)
     formats = problem.a_format, problem.b_format
     smem = smem_plan(chosen, problem.num_b, formats)
-    # If tiles of tokens share weights, L2 delivers them, and the MMAs of a K tile may take longer than its copies.
-    shares = problem.sizes[0][0] > chosen.work_tile_mnk[0] and not problem.batch_invariant
+    # If pairs with other tokens share weights, L2 delivers them, and the MMAs of a K tile may take longer than its copies.
+    # Single CTAs are chosen where memory is the limit.
+    shares = chosen.use_2cta_instrs and problem.sizes[0][0] > chosen.work_tile_mnk[0]
+    shares = shares and not problem.batch_invariant
     if not shares or limits.k_tile_mma_cycles(chosen, smem) <= sum(limits.k_tile_copy_cycles(chosen, smem)):
         return chosen
     with_k96 = replace(chosen, use_k96_instrs=True)

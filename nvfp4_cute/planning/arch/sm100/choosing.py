@@ -80,6 +80,8 @@ COSTS = Costs()
 FEW_TILES = 1
 # Largest relative deviation of a group's rows from their mean, in estimates for unknown sizes: even, mild and uneven routing.
 SPREADS = (0.0, 0.3, 0.5)
+# Rows of a group from which on the widest tiles take the least time: few of their rows are beyond the group's end.
+WIDE_ROWS = 768
 # Forms in which the host knows the sizes of groups.
 KNOWN_SIZES = ("list", "batched")
 
@@ -144,8 +146,7 @@ def _candidates_of_k_tile_256(num_b: int, weight_layout: str, form: Form) -> tup
     is_interleaved = weight_layout in INTERLEAVE
     if form in KNOWN_SIZES:
         return INTERLEAVED_CANDIDATES if is_interleaved else DUAL_CANDIDATES if num_b > 1 else CANDIDATES
-    rows_of_tiles = (*DUAL_TILES_N, 2 * MMA_CTA_M) if is_interleaved or num_b > 1 else TILES_N
-    sizes = ((rows, n) for n in (128, 256) for rows in rows_of_tiles)
+    sizes = ((rows, n) for n in (128, 256) for rows in (*TILES_N, WIDE_ROWS))
     whole = dict.fromkeys(config_for_rows(rows, n, num_b, weight_layout) for rows, n in sizes)
     split = (
         replace(config_for_rows(rows, MMA_CTA_M, num_b), split_k=split)
@@ -369,7 +370,7 @@ def _config_for_mean(problem: GroupedProblem, num_sms: int) -> KernelConfig:
         problem, form="list", sizes=((m, n, k),) * max(sum(size[0] > 0 for size in problem.sizes), 1)
     )
     tiles = make_schedule(problem.sizes, chosen.work_tile_mnk, num_sms).num_tiles
-    if problem.activation is None and tiles <= FEW_TILES * num_sms:
+    if tiles <= FEW_TILES * num_sms:
         chosen = _of_least_estimate(chosen, num_sms, problem)
     return _of_few_tiles(chosen, num_sms, problem)
 
@@ -377,7 +378,6 @@ def _config_for_mean(problem: GroupedProblem, num_sms: int) -> KernelConfig:
 def _of_least_estimate(whole: KernelConfig, num_sms: int, problem: GroupedProblem) -> KernelConfig:
     """Returns ``whole``, or a config with another tile whose mean estimate over ``SPREADS`` is lower by ``COSTS.tile_gain``."""
     (m, n, k), groups = problem.sizes[0], problem.num_groups
-    tile_m, _, tile_k = whole.cta_tile_shape_mnk
     problems = []
     for most in SPREADS:
         steps = [0.0] if groups == 1 else [2 * i / (groups - 1) - 1 for i in range(groups)]
@@ -389,7 +389,8 @@ def _of_least_estimate(whole: KernelConfig, num_sms: int, problem: GroupedProble
         total = sum(estimate(config, problem, num_sms).cycles for problem in problems)
         return total * (1 if config == whole else 1 + COSTS.tile_gain)
 
-    others = (replace(whole, cta_tile_shape_mnk=(tile_m, tile_n, tile_k)) for tile_n in TILES_N)
+    rows_of_tiles, formats = (*TILES_N, WIDE_ROWS), _formats(problem)
+    others = (with_k_tile(config_for_rows(rows, n, problem.num_b), formats) for rows in rows_of_tiles)
     return min([whole, *others], key=cycles)
 
 
@@ -400,17 +401,19 @@ def _of_few_tiles(whole: KernelConfig, num_sms: int, problem: GroupedProblem) ->
     before those of this one have ended.
     """
     (m, n, k), groups = problem.sizes[0], problem.num_groups
-    tile_n = whole.cta_tile_shape_mnk[1]
-    # The total of rows bounds the tiles: every group's first tile has at least one row, and each further tile is full.
-    most_rows_of_tiles = groups + groups * max(m - 1, 0) // tile_n
 
     def fits(config: KernelConfig) -> bool:
-        most_tiles = most_rows_of_tiles * -(-n // (MMA_CTA_M * config.num_mma_cta))
+        tile_m, tile_n, _ = config.work_tile_mnk
+        # The total of rows bounds the tiles: every group's first tile has at least one row, and each further tile is full.
+        most_tiles = (groups + groups * max(m - 1, 0) // tile_m) * -(-n // tile_n)
         return most_tiles <= resident_clusters(num_sms, config.cluster_size)
 
-    splits = (replace(whole, use_2cta_instrs=False, split_k=split) for split in SPLITS[1:])
-    tried = [whole, *(split for split in splits if tile_n in SPLIT_TILES_N[problem.num_b] and fits(split))]
-    chosen = min(tried, key=lambda config: _ranked(estimate(config, problem, num_sms)))
+    chosen = whole
+    if whole.swap_ab and whole.cta_tile_shape_mnk[1] in SPLIT_TILES_N[problem.num_b]:
+        splits = (replace(whole, use_2cta_instrs=False, split_k=split) for split in SPLITS[1:])
+        tried = [whole, *filter(fits, splits)]
+        if tried[1:]:
+            chosen = min(tried, key=lambda config: _ranked(estimate(config, problem, num_sms)))
     k_tiles = -(-k // (chosen.cta_tile_shape_mnk[2] * chosen.split_k))
     if not fits(chosen) or k_tiles >= smem_plan(chosen, problem.num_b, _formats(problem)).num_ab_stage:
         return chosen
@@ -421,11 +424,26 @@ def config_for_rows(mean_rows: int, n: int, num_b: int = 1, weight_layout: str =
     """Returns the config for groups whose sizes only the device knows, with the K tile of NVFP4.
 
     Tokens are on the N side, in the smallest tile that holds a group of mean size. A pair computes a tile if weights
-    fill it.
+    fill it. Groups of more than 192 rows are exceptions (modelled times: ``bench/notes/2026-11-29-b200-prefill.md``):
+
+    - Up to 256 rows, weights bound the launch. A group that exceeds a tile of 256 rows would load all its weights for the
+      rest, so tokens are on the M side, in tiles of 128 rows, each of a single CTA.
+    - Up to ``WIDE_ROWS``, tiles have 192 rows: two accumulators of 256 columns would share some.
+    - From there on, a dual GEMM has tokens on the M side, where a pair loads 38 KB per K tile instead of 46.
     """
     if weight_layout in INTERLEAVE:
         # Weights on the N side: a tile of 256 rows has 128 results.
         return KernelConfig((128, 256, 256), use_2cta_instrs=mean_rows > MMA_CTA_M)
-    tiles = TILES_N if num_b == 1 else DUAL_TILES_N
+    is_pair, is_wide = n > MMA_CTA_M, mean_rows >= WIDE_ROWS
+    if num_b > 1:
+        tiles, tokens_on_m = DUAL_TILES_N, is_pair and is_wide
+    else:
+        tiles, tokens_on_m = TILES_N, is_pair and TILES_N[-2] < mean_rows <= TILES_N[-1]
+        if is_pair and not is_wide and not tokens_on_m:
+            tiles = TILES_N[:-1]
     tile_n = next((tile for tile in tiles if tile >= mean_rows), tiles[-1])
-    return KernelConfig((128, tile_n, 256), use_2cta_instrs=n > 128, swap_ab=True)
+    return KernelConfig(
+        (128, tile_n, 256),
+        use_2cta_instrs=is_pair and (num_b > 1 or not tokens_on_m),
+        swap_ab=not tokens_on_m,
+    )
