@@ -108,7 +108,7 @@ KINDS = [
 ]
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(("make", "most"), KINDS)
 def test_one_preparation_for_a_range_of_rows(h100, monkeypatch, make, most):
     """Numbers of rows that were never seen, fewer and more than before, up to the capacity."""

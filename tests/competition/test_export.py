@@ -181,7 +181,7 @@ def test_a_file_that_exists_is_overwritten_by_force_only(tmp_path, capsys):
     assert output.read_text() != "mine" and lines.exists()
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", registry.names())
 def test_torchs_product_passes(verdict, name):
     text = export.make_submission(name, kind=export.TORCHS).text

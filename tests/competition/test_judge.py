@@ -91,7 +91,7 @@ TRICKS = {
 }
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", TRICKS)
 def test_a_trick_on_the_harness_is_a_verdict(verdict, name):
     text, expected = TRICKS[name]

@@ -11,7 +11,7 @@ from nvfp4_cute.competition import player, protocol, wire, worker
 threads: list[int] = []
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     "mode, strict",
     [("test", False), ("test", True), ("benchmark", True), ("leaderboard", False), ("profile", False)],
@@ -22,7 +22,7 @@ def test_an_honest_submission_passes(verdict, mode, strict):
     assert [case.source for case in results.cases] == ["not timed"]
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", CHEATS)
 def test_a_cheat_is_caught(verdict, name):
     text, expected = CHEATS[name]

@@ -87,7 +87,7 @@ def test_what_all_lanes_load_lies_in_the_sectors_of_the_device(ptx_kernel):
         assert timing.hbm_bytes == 32
 
 
-SIZES = ((200, 1024, 512), (40, 2048, 1024))
+SIZES = ((200, 1024, 256), (40, 1024, 1024))
 Move = Callable[[torch.Tensor], torch.Tensor]
 
 

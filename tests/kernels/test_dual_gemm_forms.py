@@ -132,7 +132,7 @@ def on_device(form, layout, slack=5):
     return arguments | {"weight_layout": layout}, listed
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("layout", "arch"),
     [

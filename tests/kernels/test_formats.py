@@ -95,7 +95,7 @@ def with_k_tile(arch, name, pair):
     return family.with_k_tile(KernelConfig.from_name(name), pair)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(("arch", "pair", "name", "mode"), EVERY_CONFIG)
 def test_every_tile_shape_is_right_and_clean(arch, pair, name, mode):
     """Bit-equal and without hazards in every mode of the emulator."""
@@ -133,7 +133,7 @@ def test_every_config_that_may_be_chosen_is_right(arch, pair, config, dual):
     groups_of(pair, ((150, 200, 416), (300, 72, 256)), seed=7).check("list", f"emulator:{arch}", config, dual)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("form", ["list", "ragged", "masked"])
 @pytest.mark.parametrize("dual", [False, True])
 @every_pair

@@ -30,7 +30,7 @@ SHAPES = ((1, 16), (2, 32), (33, 48), (128, 64), (129, 272), (64, 528), (20, 102
 LONG = ((9, 2048), (3, 2064), (40, 4112), (3, 8208))
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(2)
 @TWO_KINDS
 @pytest.mark.parametrize("m, k", SHAPES + LONG)
 def test_bit_equal_in_the_documented_order(backend, m, k):
@@ -40,7 +40,7 @@ def test_bit_equal_in_the_documented_order(backend, m, k):
     assert_bitwise_equal(out, gemv_expected(operands), m=m, k=k)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("arch", ARCHS)
 @pytest.mark.parametrize("out_dtype", [torch.float16, torch.bfloat16])
 def test_every_architecture_gives_the_same_bits(arch, out_dtype):
@@ -49,7 +49,7 @@ def test_every_architecture_gives_the_same_bits(arch, out_dtype):
     assert_bitwise_equal(out, gemv_expected(operands, alpha, out_dtype), arch=arch)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @TWO_KINDS
 @pytest.mark.parametrize("mode", ["eager", "lazy", "random:5"])
 def test_no_hazards_in_any_mode(backend, mode):

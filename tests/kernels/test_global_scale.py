@@ -29,7 +29,7 @@ def expect(x, got, *times):
     assert [t.view(torch.int32).item() for t in got] == [t.view(torch.int32).item() for t in want]
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("backend", ["emulator:sm_90a", "emulator:sm_100a", "emulator:sm_120a"])
 def test_one_cta_and_many(dtype, backend):
@@ -91,7 +91,7 @@ ONE_LAUNCH = (
 )
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(("arch", "dtype", "count", "layout"), ONE_LAUNCH, ids=str)
 def test_one_launch_finds_it_and_quantizes(arch, dtype, count, layout):
     """Every CTA finds the same scale, and the first one stores it."""

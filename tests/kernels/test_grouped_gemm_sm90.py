@@ -66,7 +66,7 @@ QUICK = (
 )
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", QUICK)
 def test_case(name):
     check(next(case for case in cases.ALL if case.name == name), EMULATED)
@@ -179,7 +179,7 @@ def test_sizes_on_the_device(form, chosen, mode):
     assert_sizes_on_the_device_match(form, chosen, mode)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("n", "pitch", "first"),
     [(136, 136, 0), (136, 137, 0), (136, 144, 1), (130, 136, 0)],

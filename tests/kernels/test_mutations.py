@@ -143,7 +143,7 @@ def test_the_kernel_is_clean(monkeypatch, mode):
         assert_bitwise_equal(got, want, mode=mode)
 
 
-@pytest.mark.sampled(16)
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize(
     "mode", [MODES[0], *(pytest.param(mode, marks=pytest.mark.slow) for mode in MODES[1:])]
 )

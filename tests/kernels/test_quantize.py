@@ -52,7 +52,7 @@ def test_few_values_have_a_kernel_of_their_own():
 GLOBAL_SCALES = (None, "auto", "per_row", 1.0, 0.37, 3e-38, 1.17549435e-38, 7e37, LARGEST)
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(2)
 @TWO_KINDS
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("global_scale", GLOBAL_SCALES)
@@ -60,7 +60,7 @@ def test_hostile_blocks(backend, dtype, global_scale):
     check(hostile(dtype), backend, global_scale=global_scale)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("arch", EVERY_ARCH)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_every_architecture(arch, dtype):
@@ -70,7 +70,7 @@ def test_every_architecture(arch, dtype):
     check(x, f"emulator:{arch}", scale_layout="rowmajor")
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @TWO_KINDS
 @pytest.mark.parametrize("shape", [(16,), (1, 16), (2, 48), (129, 64), (33, 336), (2, 3, 5, 80), (40, 1040)])
 def test_shapes(backend, shape):
@@ -269,7 +269,7 @@ def test_rounding_by_sums_is_the_conversion():
 # ---- groups ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @TWO_KINDS
 @pytest.mark.parametrize("scaled", [False, True])
 @pytest.mark.parametrize("stops", [(5, 5, 140, 290), (300,), (0, 0, 128, 256), (0, 0)])

@@ -97,7 +97,7 @@ def check(got, sums, factors=None, format=NVFP4):
         assert_quantized(result.data, result.scale, x, factor, POISON, format)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @every_config(CONFIGS, ("sm_100a", "sm_120a"))
 def test_every_tile_shape_is_right_and_clean(arch, name, format, mode):
     """One launch without hazards, along rows and across lanes, that writes nothing else."""
@@ -194,7 +194,7 @@ def test_other_architectures(arch, format):
     check(grouped_gemm(a, b, a_scale, b_scale, alpha=alpha, **options), sums, None, format)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("form", ["ragged", "masked"])
 @pytest.mark.parametrize(
     ("arch", "name", "format"),
@@ -257,7 +257,7 @@ def test_groups_on_the_device(form, arch, name, format):
     assert [tuple(x.shape) for x in by_reference] == [tuple(data.shape), tuple(scale.shape)]
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @every_config(DUAL_CONFIGS, ("sm_100a", "sm_120a"))
 def test_dual_gemm(arch, name, format, mode):
     """The result is that of quantize for the same kernel's float32 output."""

@@ -77,7 +77,7 @@ def parts(result):
     return [result.data, result.scale] if isinstance(result, BlockScaledTensor) else [result]
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("arch", ARCHS)
 @pytest.mark.parametrize("call", CALLS)
 def test_products(arch, call):

@@ -15,7 +15,7 @@ from nvfp4_cute.problem import GroupedProblem
 MOST_INSTRUCTIONS = 150
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("number", range(4))
 def test_instructions_before_the_first_tma(monkeypatch, number):
     """Counts PTX instructions of one warp, with the config and number of groups of a competition case.

@@ -107,7 +107,7 @@ def test_a_refusal_names_the_nearest_legal_value(config, fix):
 # ---- execution ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     "case",
     [case if case.name in QUICK else pytest.param(case, marks=pytest.mark.slow) for case in cases.ALL],

@@ -47,7 +47,7 @@ EVERY_ARCH = [
 ]
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("arch", EVERY_ARCH)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 def test_every_architecture(arch, dtype):
@@ -59,7 +59,7 @@ def test_every_architecture(arch, dtype):
     assert len(observer.stats) == 1
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("m", "mode"),
     [

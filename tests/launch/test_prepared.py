@@ -313,7 +313,7 @@ def arguments_of(form):
     }
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("form", ["list", "ragged", "masked"])
 @pytest.mark.parametrize("own_out", [True, False])
 def test_the_second_call_is_launched_without_checks(gpu, monkeypatch, form, own_out):
@@ -435,7 +435,7 @@ def dual_arguments(form, layout):
     return arguments | {"b1": b1, "b1_scale": b1_scale, "b2": None, "b2_scale": None}
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("form", "layout"),
     [
@@ -533,7 +533,7 @@ def repeated(name):
     )
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     "name", ["quantize", "silu_quantize", "grouped_quantize", "16-bit gemm", "nvfp4 gemm", "dual_gemm"]
 )

@@ -145,7 +145,7 @@ def test_less_is_lost(tmp_path, kind):
     assert errors["gptq"] < 0.9 * errors["nearest"] and errors["gptq"] < errors["search"], errors
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("format", ["nvfp4", "mxfp4"])
 def test_command(tmp_path, format, layout, capsys):

@@ -39,7 +39,7 @@ def test_rows_are_quantized_once_for_all_choices(tokens):
         assert torch.equal(part[:end].view(torch.uint8), other[:end].view(torch.uint8))
 
 
-@pytest.mark.parametrize("has_bias", [False, True])
+@pytest.mark.parametrize("has_bias", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_layer(has_bias):
     x, (ids, factors), (w13, w2) = some(5, HIDDEN).bfloat16(), choices(5), weights()
     bias = some(EXPERTS, 2 * WIDTH).bfloat16() if has_bias else None

@@ -29,7 +29,7 @@ def some(tokens, top_k, experts, seed=0, first=0, dtype=torch.int32):
     return torch.randint(-2 + first, first + experts + 2, (tokens, top_k), generator=generator).to(dtype)
 
 
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("arch", ARCHS)
 @pytest.mark.parametrize(
     "tokens, top_k, experts",

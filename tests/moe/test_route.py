@@ -48,7 +48,7 @@ VARIANTS = {
 }  # fmt: skip
 
 
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("arch", ARCHS)
 @pytest.mark.parametrize("name", VARIANTS)
 def test_variants(name, arch):

@@ -37,7 +37,7 @@ def rows(count):
     return torch.randn(count, K).bfloat16()
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("options", WAYS, ids=str)
 def test_one_graph_for_any_number_of_rows(options):
     """Also covers more than 128 rows, where blocked scales get a second row of atoms."""
@@ -50,7 +50,7 @@ def test_one_graph_for_any_number_of_rows(options):
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("options", WAYS, ids=str)
 def test_exported_for_any_number_of_rows(options):
     layer = layer_of(options)

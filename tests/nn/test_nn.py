@@ -69,7 +69,7 @@ def test_decoded_weights(linear):
     assert_bitwise_equal(layer(x), expected)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("backend", ["emulator", "emulator:sm_90a", "emulator:sm_120a"])
 @pytest.mark.parametrize(("activations", "launches"), [("nvfp4", 2), ("16bit", 1)])
 def test_on_the_emulator(linear, backend, activations, launches):
@@ -131,7 +131,7 @@ def test_from_quantized_takes_rowmajor_scales():
     assert_bitwise_equal(layers[0](x), layers[1](x))
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     "options",
     [{}, {"input_scale": 0.01}, {"input_scale": None}, {"activations": "16bit"}, {"pre_decode": True}],

@@ -73,7 +73,7 @@ def invariant():
         yield
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("arch", EMULATED)
 @pytest.mark.parametrize("pair", PAIRS)
 @pytest.mark.parametrize("rows", [20, pytest.param(150, marks=pytest.mark.slow)])
@@ -101,7 +101,7 @@ def test_a_row_with_its_own_global_scale(arch):
     assert_alike(gemm(of_one, w, **how), gemm(of_all, w, **how), [5])
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("arch", EMULATED)
 @pytest.mark.parametrize("pair", ["w4a4", "per_row", "w4a16"])
 def test_a_row_of_a_group(arch, pair):

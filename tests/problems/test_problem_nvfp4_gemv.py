@@ -113,7 +113,7 @@ def check_case(case, backend):
     assert_bitwise_equal(out.contiguous(), reference.reference(data), case=case.name, backend=backend)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("backend", ["emulator:sm_100a", "emulator:sm_90a"])
 @pytest.mark.parametrize("case", SMALL, ids=lambda case: case.name)
 def test_official_shape(case, backend):

@@ -32,7 +32,7 @@ def ask(arch, name):
     return jobs.perform(Job("probe", name, f"emulator:{arch}", {"probe": name}))
 
 
-@pytest.mark.sampled(18)
+@pytest.mark.sampled(9)
 @pytest.mark.parametrize(("arch", "name"), CASES)
 def test_what_the_emulator_answers(arch, name):
     outcome = ask(arch, name)

@@ -123,7 +123,7 @@ TRICKS = {
 NOTHING = "def run(x, factor, y, total):\n    pass\n"
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", SOLUTIONS)
 def test_solutions(name, tmp_path):
     answer, status, message = SOLUTIONS[name]
@@ -132,7 +132,7 @@ def test_solutions(name, tmp_path):
     assert message in result.message
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", TRICKS)
 def test_a_trick_passes_nothing(name, tmp_path):
     text, status = TRICKS[name]
