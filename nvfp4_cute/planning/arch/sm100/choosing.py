@@ -435,6 +435,7 @@ def config_for_rows(mean_rows: int, n: int, num_b: int = 1, weight_layout: str =
         # Weights on the N side: a tile of 256 rows has 128 results.
         return KernelConfig((128, 256, 256), use_2cta_instrs=mean_rows > MMA_CTA_M)
     is_pair, is_wide = n > MMA_CTA_M, mean_rows >= WIDE_ROWS
+    tiles: tuple[int, ...]
     if num_b > 1:
         tiles, tokens_on_m = DUAL_TILES_N, is_pair and is_wide
     else:
