@@ -79,6 +79,7 @@ class ActivateKernel:
         has_bias: whether each expert has a row that is added to its rows.
         has_global_scale: whether each expert has a factor.
         finds_scales: whether a global scale per row is found and written.
+        is_programmatic: whether the kernel may start before the launch before it has ended, which wrote only h.
         has_fp4_convert: whether e2m1 conversions are instructions.
         name: name of the kernel in profilers and in the emulator's reports.
     """
@@ -93,6 +94,7 @@ class ActivateKernel:
         has_bias: bool,
         has_global_scale: bool,
         finds_scales: bool,
+        is_programmatic: bool,
         has_fp4_convert: bool,
         name: str,
     ):
@@ -104,6 +106,7 @@ class ActivateKernel:
         self.has_bias = has_bias
         self.has_global_scale = has_global_scale
         self.finds_scales = finds_scales
+        self.is_programmatic = is_programmatic
         self.encode = None if format is None else Encoding.of(format, has_fp4_convert)
         # Lanes that share a block.
         self.lanes = 1 if format is None else format.block_k // BLOCK
@@ -127,7 +130,10 @@ class ActivateKernel:
         if cutlass.const_expr(self.finds_scales):
             self.kernel_of_rows.set_name_prefix(self.name)
             self.kernel_of_rows(operands, results).launch(
-                grid=(operands.rows, 1, 1), block=(ROW_THREADS, 1, 1), stream=stream
+                grid=(operands.rows, 1, 1),
+                block=(ROW_THREADS, 1, 1),
+                stream=stream,
+                use_pdl=self.is_programmatic,
             )
         else:
             self.kernel.set_name_prefix(self.name)
@@ -135,7 +141,14 @@ class ActivateKernel:
                 grid=(cute.ceil_div(operands.rows * chunks, ROW_WARPS), 1, 1),
                 block=(ROW_THREADS, 1, 1),
                 stream=stream,
+                use_pdl=self.is_programmatic,
             )
+
+    @cute.jit
+    def wait(self):
+        """Waits until h is complete. All CTAs must call it."""
+        if cutlass.const_expr(self.is_programmatic):
+            cute.arch.griddepcontrol_wait()
 
     @cute.kernel
     def kernel(self, operands: ActivateOperands, results: QuantizedRows | PlainRows):
@@ -153,6 +166,7 @@ class ActivateKernel:
             slot = Int64(global_scalar(Int32, operands.slots + Int64(row) * 4)[0])
             place = global_scalar(Int32, operands.places + slot * 4)[0]
             expert = global_scalar(Int32, operands.ids + slot * operands.id_bytes)[0] - operands.first_expert
+            self.wait()
             block = work % chunks * WARP_SIZE + tidx % WARP_SIZE
             values = cute.make_rmem_tensor(BLOCK, Float32)
             values.fill(0.0)
@@ -168,6 +182,8 @@ class ActivateKernel:
                 pairs = range(0, BLOCK, 2)
                 words = [ptx.pack_16x2(values[i], values[i + 1], self.is_bf16) for i in pairs]
                 results.store(row, block, words)
+        else:
+            self.wait()
 
     @cute.kernel
     def kernel_of_rows(self, operands: ActivateOperands, results: QuantizedRows):
@@ -181,6 +197,7 @@ class ActivateKernel:
             slot = Int64(global_scalar(Int32, operands.slots + Int64(row) * 4)[0])
             place = global_scalar(Int32, operands.places + slot * 4)[0]
             expert = global_scalar(Int32, operands.ids + slot * operands.id_bytes)[0] - operands.first_expert
+            self.wait()
             most, k_blocks = Uint32(0), results.k_blocks
             values = cute.make_rmem_tensor(BLOCK, Float32)
             for block in cutlass.range(tidx, k_blocks, ROW_THREADS, unroll=1):
@@ -198,6 +215,8 @@ class ActivateKernel:
                     self.compute(operands, Int64(row), Int64(expert), block * BLOCK, values)
                 words, code = encode_block([values[i] for i in range(BLOCK)], factor, self.encode)
                 results.store(row, place, block, words, scale_word(code, self.lanes), self.lanes)
+        else:
+            self.wait()
 
     @cute.jit
     def compute(

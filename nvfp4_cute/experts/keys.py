@@ -128,7 +128,9 @@ class FinalizeKey(SimtKey):
 
 @dataclass(frozen=True)
 class ActivateKey(SimtKey):
-    """Activation: input dtype, output format, layout of gate and up, and the activation itself."""
+    """Activation: input dtype, output format, layout of gate and up, the activation itself, and whether it may start before the
+    launch before it has ended.
+    """
 
     KERNEL = "activate.ActivateKernel"
     CONVERTS = True
@@ -140,10 +142,11 @@ class ActivateKey(SimtKey):
     has_bias: bool
     has_global_scale: bool
     finds_scales: bool = False
+    is_programmatic: bool = False
 
     def _name(self) -> str:
         options = "_limit" * self.has_limit + "_bias" * self.has_bias + "_scaled" * self.has_global_scale
-        options += "_rows" * self.finds_scales
+        options += "_rows" * self.finds_scales + "_early" * self.is_programmatic
         operation = "activate_16bit" if self.format is None else f"activate{_suffix(self.format)}"
         return f"moe_{operation}_{self.arch}_{dtype_name(self.dtype)}_{symbol(self.activation)}_{self.gate_layout}{options}"
 

@@ -20,6 +20,7 @@ from nvfp4_cute.gpus.targets import Gpu
 from nvfp4_cute.launch.table_task import TableTask
 from nvfp4_cute.launch_table import Activate, float32_bits
 from nvfp4_cute.operands import rules as checks
+from nvfp4_cute.planning.arch import simt
 
 
 def activate(
@@ -33,6 +34,7 @@ def activate(
     format: BlockFormat | None = None,
     global_scale: torch.Tensor | str | None = None,
     first_expert: int = 0,
+    follows_product: bool = False,
     backend: str = "auto",
 ) -> ExpertRows:
     """Computes ``activation(gate + bias) * (up + bias)`` for every expert's rows in one launch, quantized or not.
@@ -49,6 +51,8 @@ def activate(
         bias: contiguous [E_local, columns of h] in the dtype of ``h``.
         format: see ``gather``; None rounds once to the dtype of h, to nearest even.
         global_scale: float32 [E_local], or None for 1. "per_row": the launch computes a global scale per row.
+        follows_product: whether the launch before this one is the product that writes ``h``, and writes nothing else that is read
+            here.
         backend: see ``permute``.
 
     Returns:
@@ -89,6 +93,7 @@ def activate(
         first_expert=first_expert,
         format=format,
         finds_scales=found is not None,
+        follows_product=follows_product,
     )
     run(backend, task)
     return rows if format is None else as_rows(rows, format)
@@ -124,7 +129,7 @@ def _check(h, ids, order: Permutation, gate_layout: str, bias, global_scale) -> 
 class ActivateTask(TableTask):
     """Checked operands of ``activate``. Without a format there is no ``scale``.
 
-    With ``finds_scales``, ``global_scale`` is written, one number per row.
+    With ``finds_scales``, ``global_scale`` is written, one number per row. ``follows_product``: see ``activate``.
     """
 
     columns = Activate
@@ -143,6 +148,7 @@ class ActivateTask(TableTask):
     first_expert: int
     format: BlockFormat | None
     finds_scales: bool = False
+    follows_product: bool = False
 
     @property
     def written(self) -> tuple[str, ...]:  # type: ignore[override]
@@ -160,7 +166,8 @@ class ActivateTask(TableTask):
         """Returns the key of the activation kernel."""
         limit, bias, scale = (x is not None for x in (self.limit, self.bias, self.global_scale))
         of_rows = self.h.dtype, self.format, self.activation, self.gate_layout
-        return ActivateKey(gpu.arch, *of_rows, limit, bias, scale, self.finds_scales)
+        is_early = self.follows_product and simt.has_programmatic_products(gpu.arch)
+        return ActivateKey(gpu.arch, *of_rows, limit, bias, scale, self.finds_scales, is_early)
 
     def numbers(self, gpu: Gpu) -> dict[IntEnum, int]:
         """Returns the extents for the launch table of an activation."""

@@ -242,7 +242,7 @@ class LocalExperts:
             if isinstance(hidden, torch.Tensor) and self.has_row_scales:
                 hidden = activate(
                     hidden, ids, order, activation=IDENTITY, gate_layout="none", format=self.row_format,
-                    global_scale=PER_ROW, first_expert=first_expert, backend=backend,
+                    global_scale=PER_ROW, first_expert=first_expert, follows_product=True, backend=backend,
                 )  # fmt: skip
             elif isinstance(hidden, torch.Tensor):
                 hidden = quantize_rows(hidden, self.row_format, backend)
@@ -301,7 +301,7 @@ class LocalExperts:
         made = activate(
             h, ids, order, activation=self.activation, gate_layout=gate_layout, bias=self.bias13,
             format=self.row_format if quantizes else None, global_scale=factor if quantizes else None,
-            first_expert=first_expert, backend=backend,
+            first_expert=first_expert, follows_product=True, backend=backend,
         )  # fmt: skip
         return made if quantizes else quantize_rows(made.data, self.row_format, backend)
 
