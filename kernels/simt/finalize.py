@@ -29,6 +29,8 @@ LANE_COLUMNS = 2 * LANE_WORDS
 # The result may overwrite the shared row; other ranks may be storing rows.
 MAY_CHANGE = "ld.global"
 NAN = float("nan")
+# Most tokens for which an empty pass pays.
+FEW_TOKENS = 16
 
 
 @dataclass(frozen=True)
@@ -126,11 +128,15 @@ class FinalizeKernel:
             column = (work % chunks * WARP_SIZE + lane) * LANE_COLUMNS
             is_inside = column < operands.n
             row, weight, expert = self.choice(operands, token, lane, experts)
+            begin = Int32(0)
             if cutlass.const_expr(self.is_programmatic):
-                cute.arch.griddepcontrol_wait()
+                # With few tokens, an empty pass fetches the loop's code while the launch before this one ends.
+                begin = select(operands.tokens <= FEW_TOKENS, Int32(-self.ahead), begin)
+                if begin == 0:
+                    cute.arch.griddepcontrol_wait()
             acc = cute.make_rmem_tensor(LANE_COLUMNS, Float32)
             acc.fill(start)
-            for first in cutlass.range(0, operands.top_k, self.ahead, unroll=1):
+            for first in cutlass.range(begin, operands.top_k, self.ahead, unroll=1):
                 # Without branches, so that the rows of all choices are loaded at once.
                 choices = []
                 for i in cutlass.range_constexpr(self.ahead):
@@ -138,6 +144,8 @@ class FinalizeKernel:
                     source = cute.arch.shuffle_sync(row, at)
                     factor = cute.arch.shuffle_sync(weight, at)
                     is_chosen = (first + i < operands.top_k) & (source >= 0)
+                    if cutlass.const_expr(self.is_programmatic):
+                        is_chosen = is_chosen & (first >= 0)
                     is_read = is_chosen & is_inside
                     address = operands.h + Int64(source) * operands.h_pitch + column * 2
                     words, biases = load_words(address, LANE_WORDS, self.load_row, is_read), []
@@ -157,6 +165,9 @@ class FinalizeKernel:
                             before = acc[2 * w + j]
                             summed = ptx.add_f32(before, ptx.mul_f32(factor, values[j]))
                             acc[2 * w + j] = select(is_chosen, summed, before)
+                if cutlass.const_expr(self.is_programmatic):
+                    if first < 0:
+                        cute.arch.griddepcontrol_wait()
             if is_inside:
                 self.store(operands, token, column, acc)
 
