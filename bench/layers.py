@@ -26,8 +26,9 @@ from nvfp4_cute.bench.moe import MODELS, Model
 from nvfp4_cute.emulator.record.events import LaunchTrace
 from nvfp4_cute.errors import EmulatorError, UnsupportedProblem, UnsupportedTarget
 from nvfp4_cute.experts.records import ExpertLayout
-from nvfp4_cute.formats.block_format import NVFP4
+from nvfp4_cute.formats.block_format import ATOM_ROWS, NVFP4
 from nvfp4_cute.gpus.targets import H100_SXM, lookup
+from nvfp4_cute.nn.activations import multiplies_fp4
 from nvfp4_cute.roofline import speed_of_light as light
 from nvfp4_cute.roofline.modelled import modelled_chain, modelled_launches, recorded_chain
 from nvfp4_cute.timing.result import ChainTiming
@@ -106,6 +107,8 @@ def layer_call(layer: str, tokens: int) -> Callable[[str], object]:
 
     def run(backend: str) -> object:
         module.backend = backend
+        if model.width % ATOM_ROWS and multiplies_fp4(backend, x.device):
+            module.weight_layout = "interleaved_32_gate_first"  # as ``load`` makes it
         return module(x, *route(logits, model.top_k, backend=backend))
 
     return run

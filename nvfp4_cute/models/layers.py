@@ -34,7 +34,7 @@ from nvfp4_cute.models.checkpoints.stored import (
     StoredLinear,
     as_nvfp4,
 )
-from nvfp4_cute.nn.activations import Activations, mode_of, must_keep_16_bits, rows_format
+from nvfp4_cute.nn.activations import Activations, mode_of, multiplies_fp4, must_keep_16_bits, rows_format
 from nvfp4_cute.nn.by_rows import by_rows, experts_by_rows
 from nvfp4_cute.nn.embedding import QuantizedEmbedding
 from nvfp4_cute.nn.experts import (
@@ -356,7 +356,7 @@ def _whole_experts(
     own = KERNEL_DTYPE if dtype == torch.float32 else dtype  # dtype of rows, and so of biases
     bias13, bias2 = (None if b is None else b.to(device, own) for b in (stored.w13_bias, stored.w2_bias))
     layout: ExpertLayout = "concatenated" if stored.has_gate else "none"
-    w13, bias13, layout = _for_one_launch(first, bias13, layout, rounding)
+    w13, bias13, layout = _for_one_launch(first, bias13, layout, rounding, backend)
     whole = MoE.from_quantized(
         w13, second, bias13=bias13, bias2=bias2, activations=rounding or "16bit", activation=activation,
         weight_layout=layout, dtype=own, backend=backend,
@@ -476,7 +476,7 @@ def _moe_module(
         given = {"input_scale": stored.w13_input, "hidden_scale": stored.w2_input}
         scales = {} if has_row_scales(rows) else given
     layout: ExpertLayout = "concatenated" if stored.has_gate else "none"
-    first, bias13, layout = _for_one_launch(weights(own_weights[0], factors), bias13, layout, rows)
+    first, bias13, layout = _for_one_launch(weights(own_weights[0], factors), bias13, layout, rows, backend)
     return MoE.from_quantized(
         first, weights(own_weights[1], stored.w2_global), bias13=bias13, bias2=bias2,
         activations=rows or "16bit", activation=activation, weight_layout=layout,
@@ -485,14 +485,18 @@ def _moe_module(
 
 
 def _for_one_launch(
-    w13: Weights, bias13: torch.Tensor | None, layout: ExpertLayout, rows: str | None
+    w13: Weights, bias13: torch.Tensor | None, layout: ExpertLayout, rows: str | None, backend: str
 ) -> tuple[Weights, torch.Tensor | None, ExpertLayout]:
     """Returns gate and up, their biases and their layout, reordered for one launch if the weights and rows allow it.
 
-    Kernels for 16-bit rows and for FP8 rows are as fast with either layout.
+    Kernels for 16-bit rows and for FP8 rows are as fast with either layout. For NVFP4 rows, this holds where tensor
+    cores multiply FP4.
     """
     is_one = layout == "none" or w13.shape[1] % FUSED_ROWS == 0 or w13.shape[1] % (2 * moe_weights.TURN_ROWS)
-    if is_one or rows not in (None, "16bit", FP8_1xK.name) or w13.format.scale_layout != "blocked":
+    is_as_fast = rows in (None, "16bit", FP8_1xK.name)
+    if rows == NVFP4.name:
+        is_as_fast = multiplies_fp4(backend, w13.data.device)
+    if is_one or not is_as_fast or w13.format.scale_layout != "blocked":
         return w13, bias13, layout
     bias13 = None if bias13 is None else moe_weights.in_turns(bias13)
     return as_kernels_read(w13).in_turns(), bias13, "interleaved_32_gate_first"

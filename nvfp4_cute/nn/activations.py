@@ -99,7 +99,14 @@ def mode_of(activations: Activations, backend: str, device: torch.device) -> Mod
         return "nvfp4" if activations == "auto" else activations
     if activations != "auto":
         return "16bit" if must_keep_16_bits(backend, device) else activations
-    return "nvfp4" if has_fp4_mma(backends.gpu_of(backend, device).arch) else "16bit"
+    return "nvfp4" if multiplies_fp4(backend, device) else "16bit"
+
+
+def multiplies_fp4(backend: str, device: torch.device) -> bool:
+    """Returns whether a GPU runs the backend's kernels whose tensor cores multiply FP4."""
+    if device.type == "meta" or backends.resolve(backend, device) == "reference":
+        return False
+    return has_fp4_mma(backends.gpu_of(backend, device).arch)
 
 
 def must_keep_16_bits(backend: str, device: torch.device) -> bool:

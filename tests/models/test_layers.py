@@ -119,6 +119,26 @@ def test_gate_and_up_of_any_width_take_one_launch():
     assert (module(x, ids, weights) - exact).norm() < 0.01 * exact.norm()
 
 
+@torch.no_grad()
+@pytest.mark.parametrize(
+    ("backend", "layout"),
+    [("emulator:sm_100a", "interleaved_32_gate_first"), ("emulator:sm_90a", "concatenated"), ("reference", "concatenated")],
+)  # fmt: skip
+def test_nvfp4_rows_take_one_launch_where_tensor_cores_multiply_fp4(backend, layout):
+    generator = torch.Generator().manual_seed(0)
+    w13, w2 = (torch.randn(3, n, k, generator=generator) / 8 for n, k in ((192, 128), (128, 96)))
+    sides = [quantize(w, scale_layout="rowmajor") for w in (w13, w2)]
+    bias13 = torch.randn(3, 192, generator=generator).bfloat16()
+    scheme = Scheme("NVFP4", "nvfp4", "nvfp4")
+    one = torch.ones(3)
+    stored = StoredExperts(
+        "experts", scheme, sides[0], one[:, None], sides[1], one, one, one, bias13, None, has_gate=True
+    )
+    own = {"dtype": torch.bfloat16, "device": "cpu"}
+    module = experts_module(stored, Activation("swiglu_oai", 7.0), **own, backend=backend)
+    assert module.experts.weight_layout == layout
+
+
 @pytest.mark.parametrize("own", [{"order": torch.arange(64).flip(0)}, {"pre_scale": torch.full((64,), 2.0)}])
 def test_an_embedding_has_no_activations(own):
     """An embedding cannot reorder or scale its input, so such weights are refused."""
