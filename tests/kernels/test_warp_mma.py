@@ -65,7 +65,7 @@ def test_other_forms(form, mode):
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("tokens", warp_mma.TOKEN_CHOICES)
 def test_every_tile_has_the_same_bits_for_every_number_of_ctas(tokens):
-    for num_cta, warps in ((1, (8, 1)), (40, (4, 2))):
+    for num_cta, warps in ((1, (8, 1)), (5, (4, 2)), (40, (8, 1))):
         check(form="ragged", rows=(13, 40), n=200, k=384, chosen=config(tokens, *warps, num_cta))
 
 
