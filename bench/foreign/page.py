@@ -227,6 +227,8 @@ def _notes(known: Records, target: Target) -> list[str]:
         "executed cluster must also compute the tiles that the replay expects of it, and no others.",
         "all kernels take rows of all experts one after the other, except two: CUTLASS list takes lists of matrices, whose sizes "
         "the host knows, and in FlashInfer masked every expert has room for the rows of the largest one.",
+        "tiles that an earlier version of the timing model had more than 3 % behind the fastest foreign kernel are not always "
+        "modelled again.",
         "only the launch that multiplies is counted; CUTLASS moe makes tensor maps in a launch before it.",
         "foreign kernels have static schedulers; LightMoE's and QuACK's dynamic ones are not modelled.",
         "tokens choose experts uniformly at random (`bench/cases.py`). If experts are divided over GPUs, one GPU is modelled, "
