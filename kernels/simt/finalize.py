@@ -29,8 +29,6 @@ LANE_COLUMNS = 2 * LANE_WORDS
 # The result may overwrite the shared row; other ranks may be storing rows.
 MAY_CHANGE = "ld.global"
 NAN = float("nan")
-# Most tokens for which an empty pass pays.
-FEW_TOKENS = 16
 
 
 @dataclass(frozen=True)
@@ -130,8 +128,10 @@ class FinalizeKernel:
             row, weight, expert = self.choice(operands, token, lane, experts)
             begin = Int32(0)
             if cutlass.const_expr(self.is_programmatic):
-                # With few tokens, an empty pass fetches the loop's code while the launch before this one ends.
-                begin = select(operands.tokens <= FEW_TOKENS, Int32(-self.ahead), begin)
+                # With one token, the product leaves SMs idle: an empty pass fetches the loop's code before the product ends.
+                # Its choices are those of lanes that have none.
+                is_warm = (operands.tokens == 1) & (operands.top_k <= WARP_SIZE - self.ahead)
+                begin = select(is_warm, Int32(-self.ahead), begin)
                 if begin == 0:
                     cute.arch.griddepcontrol_wait()
             acc = cute.make_rmem_tensor(LANE_COLUMNS, Float32)
@@ -144,8 +144,6 @@ class FinalizeKernel:
                     source = cute.arch.shuffle_sync(row, at)
                     factor = cute.arch.shuffle_sync(weight, at)
                     is_chosen = (first + i < operands.top_k) & (source >= 0)
-                    if cutlass.const_expr(self.is_programmatic):
-                        is_chosen = is_chosen & (first >= 0)
                     is_read = is_chosen & is_inside
                     address = operands.h + Int64(source) * operands.h_pitch + column * 2
                     words, biases = load_words(address, LANE_WORDS, self.load_row, is_read), []
