@@ -21,6 +21,11 @@ from nvfp4_cute.terminal import markdown_table
 RESULTS = Path(__file__).parents[1] / "results"
 Records = Mapping[str, dict[str, Any]]
 LAYERS = "whole layers"
+WHY = {
+    "B200": "What bounds these products, and what mean a kernel could reach: `bench/notes/2026-11-29-b200-decode.md` for up to "
+    "1,024 tokens, `bench/notes/2026-11-29-b200-prefill.md` for more."
+}
+"""Sentences on the notes about a GPU."""
 
 
 @dataclass(frozen=True)
@@ -106,6 +111,7 @@ def text(known: Records, target: Target) -> str:
         "The ratio is our time, with the config that we choose, over that of the fastest foreign kernel with its best tile. Ours "
         "is faster below 1. A kernel at speed of light would have the least ratio.",
         _summary(groups, target),
+        *([WHY[target.name]] if target.name in WHY else []),
         *_slower(rows_of(known), target),
         "## Cells",
         'Times in us. The tile is that of the fastest foreign kernel. "bits": whether all compared results of all kernels in '
