@@ -256,15 +256,18 @@ def _maker(key: str) -> str:
 def _missing(known: Records) -> list[str]:
     """Returns a note on cells that are not modelled yet, by group, with names where some of a group are."""
     done = {str(row.case) for row in rows_of(known)}
-    by_group: dict[str, list[Case]] = defaultdict(list)
+    by_group: dict[str, list[Case | Layer]] = defaultdict(list)
     for case in cells():
         if case.problem != FLASHINFER:
             by_group[group_of(case)].append(case)
+    for layer in layers():
+        if any(str(other) in done for other in layers()):
+            by_group[group_of(layer)].append(layer)
     missing = {group: [case for case in of if str(case) not in done] for group, of in by_group.items()}
     text = [
         f"{len(of)} of {len(by_group[group])} of {group}"
         + (
-            f" ({'; '.join(case.problem + ' ' + case.name for case in of)})"
+            f" ({'; '.join(str(case).removesuffix(' to bf16') for case in of)})"
             if len(of) < len(by_group[group])
             else ""
         )
