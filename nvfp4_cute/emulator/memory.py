@@ -284,6 +284,7 @@ class GlobalMemory:
 
     def _overflowed(self, addr: int) -> str:
         """Returns a hint if an address lies a multiple of 2^32 bytes from a range, as after a 32-bit offset overflow."""
+        addr -= addr >> 63 << 64  # one before 0 wrapped
         for found in self._ranges:
             times = (addr - found.start) >> OFFSET_BITS
             if (

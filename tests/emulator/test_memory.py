@@ -291,6 +291,17 @@ def test_unregistered_memory_is_trusted_until_a_range_is_registered() -> None:
         memory.view(16, 4, write=False)
 
 
+@pytest.mark.parametrize("start", [1 << 30, 1 << 40])
+def test_an_offset_that_overflowed_is_named_wherever_the_tensor_lies(start):
+    """Addresses before 0 wrap, as from a tensor in the heap of a program at low addresses."""
+    memory = GlobalMemory()
+    memory.add_range("rows", start, 4096)
+    with pytest.raises(
+        EmulatorError, match=r"-4 x 2\^32 bytes from a place in `rows`: an offset that overflowed"
+    ):
+        memory.view((start + 64 - (4 << 32)) % (1 << 64), 4, write=False)
+
+
 @pytest.mark.parametrize("machine, bits", [("x86_64", 47), ("AMD64", 47), ("aarch64", 52), ("arm64", 52)])
 def test_user_addresses_end_where_the_processor_ends_them(machine, bits, monkeypatch) -> None:
     """64-bit Arm gives processes addresses above 2**47, up to 2**52 with some kernels. The test reads no memory there."""
