@@ -82,6 +82,8 @@ FEW_TILES = 1
 SPREADS = (0.0, 0.3, 0.5)
 # Rows of a group from which on the widest tiles take the least time: few of their rows are beyond the group's end.
 WIDE_ROWS = 768
+# K from which on a pair computes a tile faster than two single CTAs, each of which loads all of its operands from L2.
+LONG_K = 4096
 # Forms in which the host knows the sizes of groups.
 KNOWN_SIZES = ("list", "batched")
 
@@ -362,7 +364,7 @@ def _config_for_mean(problem: GroupedProblem, num_sms: int) -> KernelConfig:
     if even the largest number of tiles that the rows can form leaves SMs idle.
     """
     (m, n, k), formats = problem.sizes[0], _formats(problem)
-    chosen = with_k_tile(config_for_rows(m, n, problem.num_b, problem.weight_layout), formats)
+    chosen = with_k_tile(config_for_rows(m, n, problem.num_b, problem.weight_layout, k), formats)
     if problem.weight_layout != "separate" or problem.batch_invariant:
         return chosen
     # Groups without rows have no tiles.
@@ -420,14 +422,16 @@ def _of_few_tiles(whole: KernelConfig, num_sms: int, problem: GroupedProblem) ->
     return replace(chosen, num_ab_stage=k_tiles, num_acc_stage=1)
 
 
-def config_for_rows(mean_rows: int, n: int, num_b: int = 1, weight_layout: str = "separate") -> KernelConfig:
+def config_for_rows(
+    mean_rows: int, n: int, num_b: int = 1, weight_layout: str = "separate", k: int = 0
+) -> KernelConfig:
     """Returns the config for groups whose sizes only the device knows, with the K tile of NVFP4.
 
     Tokens are on the N side, in the smallest tile that holds a group of mean size. A pair computes a tile if weights
     fill it. Groups of more than 192 rows are exceptions (modelled times: ``bench/notes/2026-11-29-b200-prefill.md``):
 
-    - Up to 256 rows, weights bound the launch. A group that exceeds a tile of 256 rows would load all its weights for the
-      rest, so tokens are on the M side, in tiles of 128 rows, each of a single CTA.
+    - Up to 256 rows and K below ``LONG_K``, weights bound the launch. A group that exceeds a tile of 256 rows would load all its
+      weights for the rest, so tokens are on the M side, in tiles of 128 rows, each of a single CTA.
     - Up to ``WIDE_ROWS``, tiles have 192 rows: two accumulators of 256 columns would share some.
     - From there on, a dual GEMM has tokens on the M side, where a pair loads 38 KB per K tile instead of 46.
     """
@@ -439,7 +443,7 @@ def config_for_rows(mean_rows: int, n: int, num_b: int = 1, weight_layout: str =
     if num_b > 1:
         tiles, tokens_on_m = DUAL_TILES_N, is_pair and is_wide
     else:
-        tiles, tokens_on_m = TILES_N, is_pair and TILES_N[-2] < mean_rows <= TILES_N[-1]
+        tiles, tokens_on_m = TILES_N, is_pair and TILES_N[-2] < mean_rows <= TILES_N[-1] and k < LONG_K
         if is_pair and not is_wide and not tokens_on_m:
             tiles = TILES_N[:-1]
     tile_n = next((tile for tile in tiles if tile >= mean_rows), tiles[-1])
