@@ -14,7 +14,9 @@ from nvfp4_cute.experts.products import ROWS
 from nvfp4_cute.experts.routing import route
 from nvfp4_cute.experts.weights import ExpertWeights
 from nvfp4_cute.formats.block_format import MXFP4, MXFP8
+from nvfp4_cute.gpus.targets import lookup
 from nvfp4_cute.planning.arch import mmas_of, simt, sm80
+from nvfp4_cute.roofline.modelled import recorded_chain
 
 ARCHS = ["sm_90a", "sm_100a", "sm_120a"]
 
@@ -339,6 +341,14 @@ def check_on_gpu(seed):
 def test_gpu_random_layers(first):
     for seed in range(first, first + 10):
         check_on_gpu(seed)
+
+
+@pytest.mark.parametrize(("target", "early"), [("H200", []), ("B200", ["activate", "finalize"])])
+def test_activation_and_sum_start_before_their_products_end_on_blackwell(target, early):
+    layer = some_layer(1, 2, 4, 64, 96, gated=False)
+    call = lambda backend: moe(*layer.arguments(), **layer.options, backend=backend)
+    names = [trace.kernel for trace in recorded_chain(call, lookup(target)) if trace.programmatic]
+    assert [name.split("_")[1] for name in names if name.startswith("moe_")] == early
 
 
 @pytest.mark.sampled(1)

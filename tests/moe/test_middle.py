@@ -72,6 +72,7 @@ TEXTS = (*NAMES, BOUNDED, "swiglu_oai(alpha=1.5)")
 FAST = (
     ("relu2", "none", "sm_90a"),
     ("gelu_tanh", "interleaved", "sm_100a"),
+    ("swiglu_oai", "concatenated", "sm_90a"),
     (BOUNDED, "concatenated", "sm_120a"),
 )
 VARIANTS = [

@@ -1,6 +1,7 @@
 """KernelConfig names, and the configs that sm_100 can build."""
 
 from dataclasses import fields, replace
+from itertools import product
 
 import pytest
 
@@ -81,6 +82,18 @@ def test_accumulators_of_a_dual_gemm_share_one_slice(pair, swap):
     assert (tmem.overlap_cols, tmem.acc_stride % 32, tmem.sf_atoms) == (32, 0, 2)
     assert tmem.sfa_col == tmem.acc_stride + tmem.acc_cols <= tmem.sfb_col < tmem.used_cols <= sm100.TMEM_COLS
     assert sm100.tmem_map(config).sf_atoms == 4
+
+
+@pytest.mark.parametrize("num_b", sm100.SPLIT_TILES_N)
+def test_ctas_that_share_an_sm_and_a_tile_have_room_in_tensor_memory(num_b):
+    """A CTA that waits for tensor memory never sends the partial sums that the owner of that memory waits for."""
+    for tile_n, split in product(sm100.SPLIT_TILES_N[num_b], sm100.SPLITS[1:]):
+        config = KernelConfig((128, tile_n, 256), num_acc_stage=1, swap_ab=True, split_k=split)
+        for stages in range(1, sm100.smem_plan(config, num_b).num_ab_stage + 1):
+            config = replace(config, num_ab_stage=stages)
+            # An SM has 228 KB, and every CTA reserves 1 KB (CUDA programming guide).
+            ctas = (228 << 10) // (sm100.smem_plan(config, num_b).total_bytes + 1024)
+            assert ctas * sm100.tmem_map(config, num_b).alloc_cols <= sm100.TMEM_COLS
 
 
 @pytest.mark.parametrize(("tile_n", "blocks"), [(64, 1), (128, 1), (192, 2), (256, 2)])
