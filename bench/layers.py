@@ -102,13 +102,14 @@ def layer_call(layer: str, tokens: int) -> Callable[[str], object]:
         raise ValueError(f"layer {layer!r} is unknown; use one of {', '.join((*EXPERTS, *LINEAR))}")
     model = EXPERTS[layer]
     module = empty_experts(model)
+    layout = module.weight_layout
     x = torch.zeros((tokens, model.hidden), dtype=torch.bfloat16)
     logits = router_logits(model, tokens)
 
     def run(backend: str) -> object:
         module.backend = backend
-        if model.width % ATOM_ROWS and multiplies_fp4(backend, x.device):
-            module.weight_layout = "interleaved_32_gate_first"  # as ``load`` makes it
+        in_turns = model.width % ATOM_ROWS and multiplies_fp4(backend, x.device)  # as ``load`` makes it
+        module.weight_layout = "interleaved_32_gate_first" if in_turns else layout
         return module(x, *route(logits, model.top_k, backend=backend))
 
     return run

@@ -79,7 +79,7 @@ class ActivateKernel:
         has_bias: whether each expert has a row that is added to its rows.
         has_global_scale: whether each expert has a factor.
         finds_scales: whether a global scale per row is found and written.
-        is_programmatic: whether the kernel may start before the launch before it has ended, which wrote only h.
+        is_programmatic: whether the kernel may start before the end of the previous launch, which writes no other operand than h.
         has_fp4_convert: whether e2m1 conversions are instructions.
         name: name of the kernel in profilers and in the emulator's reports.
     """

@@ -61,7 +61,7 @@ class FinalizeKernel:
         has_bias: whether each expert has a row that is added to its rows.
         waits: whether other ranks are storing rows of h, so that the kernel waits for them first.
         is_routed: whether choice c has row c, instead of one from ``rows``.
-        is_programmatic: whether the kernel may start before the launch before it has ended, which wrote only h.
+        is_programmatic: whether the kernel may start before the end of the previous launch, which writes no other operand than h.
         ahead: number of choices whose rows are loaded at once, a divisor of 32. Choices beyond the last one also take time.
         name: name of the kernel in profilers and in the emulator's reports.
     """
@@ -129,7 +129,7 @@ class FinalizeKernel:
             begin = Int32(0)
             if cutlass.const_expr(self.is_programmatic):
                 # With one token, the product leaves SMs idle: an empty pass fetches the loop's code before the product ends.
-                # Its choices are those of lanes that have none.
+                # It takes its choices from lanes without one, so it loads and adds nothing.
                 is_warm = (operands.tokens == 1) & (operands.top_k <= WARP_SIZE - self.ahead)
                 begin = select(is_warm, Int32(-self.ahead), begin)
                 if begin == 0:

@@ -444,6 +444,7 @@ def _store_quantized(
     (row, column), (slice_idx, slice_step, num_slices) = place, slices
     if cutlass.const_expr(args.config.swap_ab):
         if cutlass.const_expr(skips_columns(args.config) and encode.format.scaling != "four_over_six"):
+            # 4over6 adds up errors over neighboring lanes, but lanes with a block's parts are eight apart here.
             if target.rows - column > EPI_PART_N:
                 _store_transposed(values, target, row, column, encode)
             else:

@@ -107,7 +107,7 @@ class Gather1xKKey(SimtKey):
 @dataclass(frozen=True)
 class FinalizeKey(SimtKey):
     """Finalize: dtype of rows, optional addends, whether it waits for other ranks, whether rows are routed, whether it may start
-    before the launch before it has ended, and rows per load.
+    before the end of the previous launch, and rows per load.
     """
 
     KERNEL = "finalize.FinalizeKernel"
@@ -129,7 +129,7 @@ class FinalizeKey(SimtKey):
 @dataclass(frozen=True)
 class ActivateKey(SimtKey):
     """Activation: input dtype, output format, layout of gate and up, the activation itself, and whether it may start before the
-    launch before it has ended.
+    end of the previous launch.
     """
 
     KERNEL = "activate.ActivateKernel"

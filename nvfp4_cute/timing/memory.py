@@ -59,9 +59,8 @@ class Memory:
         self._pages: set[tuple[int, int]] = set()
         self._hbm_free = self._prefetch_free = self._l2_free = self._look_up_free = self._write_free = 0.0
         self._held: OrderedDict[int, Held] = OrderedDict()  # by address
-        self._columns: dict[tuple[int, ...], list[int]] = defaultdict(
-            list
-        )  # first rows of boxes, by position in a row
+        # First rows of boxes, by pitch, bytes per row and position in a row.
+        self._columns: dict[tuple[int, ...], list[int]] = defaultdict(list)
         self._used = 0
         self._lost = 0  # bytes of results that were evicted during this launch
         self._results: list[

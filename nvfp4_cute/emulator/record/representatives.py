@@ -378,12 +378,12 @@ class _Mover:
     def _lines(self, pieces: tuple[Piece, ...]) -> tuple[Piece, ...]:
         """Returns the lines that threads read, each moved with the last tile that starts at or before it."""
         result = []
-        for address, nbytes in pieces:
+        for address, *size in pieces:
             which = self._input_of(address) if self._source else None
             if which is not None:
                 tile = self._tile_of_line(which, address)
                 address += self._target[tile].inputs[which] - self._source[tile].inputs[which]
-            result.append((address, nbytes))
+            result.append((address, *size))
         return tuple(result)
 
     def _tile_of_line(self, which: int, address: int) -> int:

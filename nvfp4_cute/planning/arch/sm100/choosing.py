@@ -80,7 +80,7 @@ COSTS = Costs()
 FEW_TILES = 1
 # Largest relative deviation of a group's rows from their mean, in estimates for unknown sizes: even, mild and uneven routing.
 SPREADS = (0.0, 0.3, 0.5)
-# Rows of a group from which on the widest tiles take the least time: few of their rows are beyond the group's end.
+# Rows of a group from which on the widest tiles are chosen: few of their rows are beyond the group's end.
 WIDE_ROWS = 768
 # K from which on a pair computes a tile faster than two single CTAs, each of which loads all of its operands from L2.
 LONG_K = 4096
@@ -392,7 +392,8 @@ def _of_least_estimate(whole: KernelConfig, num_sms: int, problem: GroupedProble
         return total * (1 if config == whole else 1 + COSTS.tile_gain)
 
     rows_of_tiles, formats = (*TILES_N, WIDE_ROWS), _formats(problem)
-    others = (with_k_tile(config_for_rows(rows, n, problem.num_b), formats) for rows in rows_of_tiles)
+    tried = dict.fromkeys(config_for_rows(rows, n, problem.num_b) for rows in rows_of_tiles)
+    others = (with_k_tile(config, formats) for config in tried)
     return min([whole, *others], key=cycles)
 
 
