@@ -284,7 +284,10 @@ def test_candidates_are_those_that_may_be_chosen(arch, form):
     tried = autotune.candidates(Request.of(GroupedProblem(sizes, form), gpu))
     stripped = [replace(config, num_cta=None) for config in tried]
     assert len(set(tried)) == len(tried) > 5
-    assert set(stripped) == set(autotune.choose.candidates(arch, form))
+    offered = set(autotune.choose.candidates(arch, form))
+    assert offered <= set(stripped) and set(stripped[1:]) <= offered
+    # The untuned choice is the first one. It may have fewer stages than the candidate with its tile.
+    assert stripped[0].cta_tile_shape_mnk in {config.cta_tile_shape_mnk for config in offered}
     if form in ("list", "batched"):
         assert tried[0] == autotune.choose.choose_config(GroupedProblem(sizes), arch, gpu.num_sms)
 
