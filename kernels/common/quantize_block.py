@@ -90,7 +90,7 @@ class BlockScale:
 def scale_of_part(
     x: list, magnitudes: list, amax: Float32, global_scale: Float32 | None, encode: Encoding
 ) -> BlockScale:
-    """Returns the scale of a block of which a thread has ``x``; other lanes have the rest. All lanes must call it.
+    """Returns the scale of a block. ``x`` is this lane's part of the block; other lanes have the rest. All lanes must call it.
 
     With 4over6, which compares sums over the whole block, the next lanes must have the rest.
 

@@ -6,6 +6,7 @@ lasts as long as its busiest CTA or pair, or as memory needs to deliver its data
 """
 
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from math import ceil
 
 from nvfp4_cute.formats.block_format import NVFP4_PAIR, BlockFormat, Formats
@@ -82,7 +83,7 @@ FEW_TILES = 1
 SPREADS = (0.0, 0.3, 0.5)
 # Rows of a group from which on the widest tiles are chosen: few of their rows are beyond the group's end.
 WIDE_ROWS = 768
-# K from which on a pair computes a tile faster than two single CTAs, each of which loads all of its operands from L2.
+# Least K with which a pair computes a tile faster than two single CTAs. A single CTA loads all operands of its tile from L2.
 LONG_K = 4096
 # Forms in which the host knows the sizes of groups.
 KNOWN_SIZES = ("list", "batched")
@@ -377,6 +378,7 @@ def _config_for_mean(problem: GroupedProblem, num_sms: int) -> KernelConfig:
     return _of_few_tiles(chosen, num_sms, problem)
 
 
+@lru_cache(1024)
 def _of_least_estimate(whole: KernelConfig, num_sms: int, problem: GroupedProblem) -> KernelConfig:
     """Returns ``whole``, or a config with another tile whose mean estimate over ``SPREADS`` is lower by ``COSTS.tile_gain``."""
     (m, n, k), groups = problem.sizes[0], problem.num_groups
@@ -397,6 +399,7 @@ def _of_least_estimate(whole: KernelConfig, num_sms: int, problem: GroupedProble
     return min([whole, *others], key=cycles)
 
 
+@lru_cache(1024)
 def _of_few_tiles(whole: KernelConfig, num_sms: int, problem: GroupedProblem) -> KernelConfig:
     """Returns ``whole``, or a config that splits K if most SMs are idle for every division of the rows, and it gains.
 
